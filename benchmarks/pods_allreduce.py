@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpukit.compiler import compile_for
-from tpukit.compiler.timeline.network import Exchange
+from tpukit.compiler.timeline.network import SliceExchange
 from tpukit.hardware import Slice
-from tpukit.pods.multipod.compression import Residuals, compressed_sum
+from tpukit.pods.multipod.compression import RoundingResiduals, compressed_sum
 from tpukit.pods.multipod.strategy import AllReduceStrategy, PodTopology
 from tpukit.pods.multipod.sums import DCN, ICI, sum_over_devices
 
@@ -48,7 +48,7 @@ def main():
         def add_up(rows):
             if way is None:
                 piece = jax.lax.psum_scatter(rows[0], ICI, tiled=True)
-                piece, _ = compressed_sum(piece, Residuals.zeros(piece.size, pods), pods)
+                piece, _ = compressed_sum(piece, RoundingResiduals.zeros(piece.size, pods), pods)
                 return jax.lax.all_gather(piece, ICI, tiled=True)[None]
             strategy, topology = way
             order = range(pods)
@@ -69,7 +69,7 @@ def main():
     for name, way in WAYS.items():
         step = compiled(way)
         sent = [
-            Exchange.of(one)
+            SliceExchange.of(one)
             for computation in step.module.computations.values()
             for one in computation
             if one.opcode == "send"

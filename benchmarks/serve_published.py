@@ -30,7 +30,7 @@ from serving_programs import PublishedPrograms
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.served_model import ServedModel
-from tpukit.planner.cost.serving_model import ServedFormats, Server, Traffic
+from tpukit.planner.cost.serving_model import ServedFormats, Server, ServingTraffic
 
 DATA = Path(__file__).parent / "data" / "published_serving.json"
 BAR = 0.20
@@ -55,15 +55,15 @@ class PublishedServer:
         return Requests(count=count, prompt=lengths[0], new=lengths[1], shortest=lengths[2])
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> ServingTraffic:
         """Mean lengths, and as many requests as the server works on at once."""
         lengths = self.requests.lengths()
         prompt, new = (round(statistics.mean(side)) for side in zip(*lengths, strict=True))
-        asked = Traffic(batch=1, prompt=prompt, new=new)
+        asked = ServingTraffic(batch=1, prompt=prompt, new=new)
         most = min(self.row["concurrency"], self.row.get("most_sequences", math.inf))
         return replace(asked, batch=int(min(most, self._room(asked))))
 
-    def _room(self, asked: Traffic) -> float:
+    def _room(self, asked: ServingTraffic) -> float:
         """Sequences of the mean length that its share of HBM has room for: pages are shared."""
         chip = self.slice.chip
         usable = chip.per_device(chip.hbm_usable_bytes).require("serving") * self.slice.devices

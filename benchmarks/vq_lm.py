@@ -37,12 +37,12 @@ from claims import Claim, report
 from tpukit import Workload, get_preset
 from tpukit.models.stored.running import dense_parameters
 from tpukit.quantization.integers.qwix_matrices import rounded_matrix
-from tpukit.quantization.measures.evaluation import Evaluator
+from tpukit.quantization.measures.evaluation import QuantizationEvaluator
 from tpukit.quantization.measures.generation_score import generation_score
 from tpukit.quantization.model import matrix_of, replaced, with_parts
 from tpukit.quantization.plan import make_plan
-from tpukit.quantization.search.calibrated import Calibrated, Rounding, Stored
-from tpukit.quantization.search.candidates import Candidates, Chosen, make_candidates
+from tpukit.quantization.search.calibrated import Calibrated, RoundingMethod, Stored
+from tpukit.quantization.search.candidates import Chosen, FormatCandidates, make_candidates
 from tpukit.quantization.search.search import Ladder
 from tpukit.quantization.search.tuning import tune_parameters
 from tpukit.quantization.subject import make_subject
@@ -175,7 +175,7 @@ def integer_rows(calibrated: Calibrated, names: list[str]) -> dict[str, tuple[An
     return rows
 
 
-def measure(evaluator: Evaluator, params: Any, bits: float) -> dict[str, float]:
+def measure(evaluator: QuantizationEvaluator, params: Any, bits: float) -> dict[str, float]:
     """Bits, perplexity kept, KL and agreement, on the evaluator's text."""
     found = evaluator(params)
     assert found.kl is not None
@@ -212,7 +212,7 @@ class Seed:
         self.given, self.judged, self.fresh = (
             [self.subject.batch(one) for one in some] for some in (given, judged, fresh)
         )
-        rounding = Rounding(integers="gptq", seed=seed)
+        rounding = RoundingMethod(integers="gptq", seed=seed)
         said = print if options.verbose else lambda line: None
         self.calibrated = Calibrated.of(self.subject, self.given, self.judged, rounding, said)
         self.other = self.calibrated.evaluator.beside(self.subject.params, self.fresh)
@@ -380,7 +380,7 @@ class Seed:
         }
 
 
-def table_of(candidates: Candidates) -> dict[str, list[list[Any]]]:
+def table_of(candidates: FormatCandidates) -> dict[str, list[list[Any]]]:
     """Format, bytes, error of the output and expected KL of every choice."""
 
     def row(stored: Stored, cost: float) -> list[Any]:

@@ -17,7 +17,7 @@ from tpukit.checker import toolchains
 from tpukit.checker.report.html import render_comparison
 from tpukit.cli.app import app
 from tpukit.errors import ConfigError, TPUValidationError
-from tpukit.runtime.toolchains import Ended, parse_toolchain
+from tpukit.runtime.toolchains import EndedProgram, parse_toolchain
 from tpukit.runtime.toolchains.environments import is_made
 
 NEW = "jax-0.12.0.1"
@@ -40,8 +40,8 @@ class Machine:
     def __init__(self):
         self.asked = []
         self.answers = {
-            "default": Ended(0, json.dumps(sample_report()), ""),
-            NEW: Ended(0, json.dumps(newer_report()), ""),
+            "default": EndedProgram(0, json.dumps(sample_report()), ""),
+            NEW: EndedProgram(0, json.dumps(newer_report()), ""),
         }
         self.refused_flags = {}
 
@@ -57,7 +57,7 @@ class Machine:
             flags = [
                 {"name": one, "problem": "No flag" if one in refused else None} for one in names
             ]
-            return Ended(2 if refused else 0, json.dumps({"flags": flags}), "")
+            return EndedProgram(2 if refused else 0, json.dumps({"flags": flags}), "")
         progress("   1.0 s  compile")
         return self.answers[str(python)]
 
@@ -118,7 +118,7 @@ def test_a_page_shows_the_same(machine):
 
 def test_three_toolchains_have_three_columns(machine):
     older = copy.deepcopy(machine.answers[NEW])
-    machine.answers["jax-0.11.2"] = Ended(
+    machine.answers["jax-0.11.2"] = EndedProgram(
         0, older.output.replace("0.12.0.1", "0.11.2").replace("0.08", "0.12"), ""
     )
     three = [parse_toolchain(name) for name in ("default", "jax-0.11.2", NEW)]
@@ -130,12 +130,14 @@ def test_three_toolchains_have_three_columns(machine):
 @pytest.mark.parametrize(("code", "verdict"), [(0, "fits"), (3, "does not fit")])
 def test_the_exit_code_is_that_of_the_worst(machine, code, verdict):
     report = {**newer_report(), "verdict": verdict}
-    machine.answers[NEW] = Ended(code, json.dumps(report), "")
+    machine.answers[NEW] = EndedProgram(code, json.dumps(report), "")
     assert compare().exit_code == code
 
 
 def test_a_compiler_that_fails_is_a_column_with_its_reason(machine):
-    machine.answers[NEW] = Ended(4, "", "  1.0 s  compile\ncould not tell: libtpu crashed.\n")
+    machine.answers[NEW] = EndedProgram(
+        4, "", "  1.0 s  compile\ncould not tell: libtpu crashed.\n"
+    )
     found = compare()
     assert (found.exit_code, found.checks[1].refusal) == (4, "libtpu crashed.")
     lines = shown(found)
@@ -145,7 +147,7 @@ def test_a_compiler_that_fails_is_a_column_with_its_reason(machine):
 
 
 def test_a_job_that_is_wrong_for_the_first_is_not_tried_with_the_others(machine):
-    machine.answers["default"] = Ended(2, "", "error: which slice? Give on='v6e-8'.\n")
+    machine.answers["default"] = EndedProgram(2, "", "error: which slice? Give on='v6e-8'.\n")
     with pytest.raises(ConfigError, match=r"^which slice"):
         compare()
     assert NEW not in machine.checks()

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from tpukit.cli import output
 from tpukit.cli.app import app
-from tpukit.cli.launch_view import PlainView
+from tpukit.cli.launch_view import PlainLaunchView
 from tpukit.cli.output import Announcer, print_whole
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import PodConfig, Store
-from tpukit.pods.launching.run_log import Entry
+from tpukit.pods.launching.run_log import RunLogEntry
 from tpukit.pods.providers.protocol import Line
 from tpukit.pods.store import ProviderRecord
 
@@ -68,20 +68,24 @@ def test_a_real_pipe_gets_whole_lines():
 
 
 def shown(capsys, *entries):
-    view = PlainView(200, to_stderr=False)
+    view = PlainLaunchView(200, to_stderr=False)
     for entry in entries:
         view.show(entry)
     return capsys.readouterr().out.splitlines()
 
 
 def step(number, at):
-    return Entry("step", host="x-0", at=at, data={"step": number, "loss": 1.0})
+    return RunLogEntry("step", host="x-0", at=at, data={"step": number, "loss": 1.0})
 
 
 def test_steps_that_a_job_prints_are_not_shown_twice(capsys):
     own = "step 1/200  loss 1.0000  0.1 s/step"
     lines = shown(
-        capsys, step(1, 0.0), Entry("line", own, "x-0", at=0.1), step(90, 9.0), step(200, 20.0)
+        capsys,
+        step(1, 0.0),
+        RunLogEntry("line", own, "x-0", at=0.1),
+        step(90, 9.0),
+        step(200, 20.0),
     )
     assert lines == [f"[x-0] {own}"]
 
@@ -93,8 +97,8 @@ def test_steps_of_a_job_that_prints_none_are_shown_now_and_then(capsys):
 
 def test_lines_that_tell_nothing_of_the_job_are_left_out():
     noise = "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks: 3"
-    assert Entry.of(Line("x-0", noise)) is None
-    assert Entry.of(Line("x-0", "[Gloo] failed")).text == "[Gloo] failed"
+    assert RunLogEntry.of(Line("x-0", noise)) is None
+    assert RunLogEntry.of(Line("x-0", "[Gloo] failed")).text == "[Gloo] failed"
 
 
 def test_what_was_done_before_is_not_repeated_once_a_run_is_shown(capsys, monkeypatch):

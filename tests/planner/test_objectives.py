@@ -14,7 +14,7 @@ from tpukit.planner.cost.step_variant import StepSplit
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.search.candidates import Candidates, optimizers_of
 from tpukit.planner.search.objectives import (
-    Limits,
+    PlanLimits,
     bins,
     judge,
     ranked,
@@ -75,20 +75,20 @@ def test_each_limit_lets_through_what_just_meets_it():
     some = candidates(mesh({"fsdp": 8}), batch=[1, 1, 1])
     shares = np.asarray([0.9, 0.95, 0.951])
     found = scores(some, total=2 * shares)
-    verdict = judge(found, costs(days=[1, 2, 3], usd=[30, 20, 10]), Limits())
+    verdict = judge(found, costs(days=[1, 2, 3], usd=[30, 20, 10]), PlanLimits())
     assert verdict.fits_device.tolist() == [True, True, False]  # 5 % stay free
     assert verdict.in_time.all()
     assert verdict.affordable.all()
-    limits = Limits(deadline_days=2.0, budget_usd=20.0, min_headroom=0.1)
+    limits = PlanLimits(deadline_days=2.0, budget_usd=20.0, min_headroom=0.1)
     verdict = judge(found, costs(days=[1, 2, 3], usd=[30, 20, 10]), limits)
     assert verdict.fits_device.tolist() == [True, False, False]
     assert verdict.in_time.tolist() == [True, True, False]
     assert verdict.affordable.tolist() == [False, True, True]
     assert not verdict.passed.any()
-    endless = judge(found, costs(days=[1, np.inf, 3]), Limits(min_headroom=0.0))
+    endless = judge(found, costs(days=[1, np.inf, 3]), PlanLimits(min_headroom=0.0))
     assert endless.finishes.tolist() == [True, False, True]
     assert endless.runs.tolist() == [True, False, True]
-    unpriced = judge(found, costs(days=[1, 1, 1]), Limits(budget_usd=1e9))
+    unpriced = judge(found, costs(days=[1, 1, 1]), PlanLimits(budget_usd=1e9))
     assert not unpriced.affordable.any()
 
 
@@ -104,7 +104,7 @@ def test_each_limit_lets_through_what_just_meets_it():
 def test_a_host_holds_what_is_offloaded_beside_the_state(host, room, share):
     found = scores(candidates(mesh({"fsdp": 8})), host=host, room=room, total=20.0, state=15.0)
     assert found.host_share[0] == pytest.approx(share)
-    assert judge(found, costs(days=[1]), Limits()).fits_host[0] == (share <= 1)
+    assert judge(found, costs(days=[1]), PlanLimits()).fits_host[0] == (share <= 1)
     assert found.memory_share[0] == 10.0
 
 
@@ -168,12 +168,12 @@ def test_complications_are_counted(sizes, how, columns, complications):
 def test_limits_are_numbers_above_nothing():
     for name in ("deadline_days", "budget_usd"):
         with pytest.raises(ConfigError, match=f"{name} is 0"):
-            Limits(**{name: 0})
-        assert getattr(Limits(**{name: 0.01}), name) == 0.01
+            PlanLimits(**{name: 0})
+        assert getattr(PlanLimits(**{name: 0.01}), name) == 0.01
     with pytest.raises(ConfigError, match=r"accepted are 0 to 0\.99 of HBM"):
-        Limits(min_headroom=1.0)
-    assert Limits(min_headroom=0.99).min_headroom == 0.99
-    assert Limits(min_headroom=0).min_headroom == 0
+        PlanLimits(min_headroom=1.0)
+    assert PlanLimits(min_headroom=0.99).min_headroom == 0.99
+    assert PlanLimits(min_headroom=0).min_headroom == 0
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_limits_are_numbers_above_nothing():
     ],
 )
 def test_limits_say_what_is_left_open(limits, objective):
-    assert read_objective(None, Limits(**limits)) == objective
-    assert read_objective("fewest chips", Limits(**limits)) == "fewest-chips"
+    assert read_objective(None, PlanLimits(**limits)) == objective
+    assert read_objective("fewest chips", PlanLimits(**limits)) == "fewest-chips"
 
 
 class Book:

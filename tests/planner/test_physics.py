@@ -17,12 +17,12 @@ from tpukit.models import TransformerConfig, get_preset
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.money import SPOT, Market, cost_of
 from tpukit.planner.cost.served_model import ServedModel
-from tpukit.planner.cost.serving_model import ServedFormats, Server, Traffic, servers_on
+from tpukit.planner.cost.serving_model import ServedFormats, Server, ServingTraffic, servers_on
 from tpukit.planner.cost.spot import Preemption
 from tpukit.planner.cost.step_variant import CAUSES
 from tpukit.planner.planning import plan
 from tpukit.planner.search.candidates import PRECISIONS, Space, enumerate_candidates
-from tpukit.planner.search.objectives import Limits, judge
+from tpukit.planner.search.objectives import PlanLimits, judge
 from tpukit.planner.search.scoring import score
 from tpukit.planner.search.slice_meshes import LEAST_CONTEXT_TOKENS
 
@@ -121,7 +121,7 @@ def test_no_step_passes_a_roof_and_every_total_is_the_sum_of_its_parts(config, o
 def test_what_is_accepted_fits_into_devices_and_hosts(config, on, length):
     found = scored(config, on, length)
     market = Market(public_prices())
-    verdicts = judge(found, cost_of(found, market, tokens=1e9), Limits(min_headroom=0.0))
+    verdicts = judge(found, cost_of(found, market, tokens=1e9), PlanLimits(min_headroom=0.0))
     chip, passed = Slice.parse(on).chip, verdicts.passed
     assert (found.memory.total[passed] <= chip.per_device(chip.hbm_usable_bytes).value).all()
     ram = chip.host_ram_bytes.value
@@ -156,7 +156,7 @@ def test_the_best_plan_never_gets_faster_when_only_sequences_grow(config, on, le
     def least_s_per_token(length):
         found = scored(config, on, length)
         costs = cost_of(found, Market(public_prices()), tokens=1e15)
-        fits = judge(found, costs, Limits(min_headroom=0.0)).fits
+        fits = judge(found, costs, PlanLimits(min_headroom=0.0)).fits
         return (found.step_time_s / found.tokens_per_step)[fits].min(initial=math.inf)
 
     shorter, longer = least_s_per_token(length), least_s_per_token(2 * length)
@@ -271,7 +271,7 @@ SERVED = ServedFormats()
 )
 def test_no_server_passes_a_roof(config, on, weights, cache, activations, batch, prompt, new):
     model, target = ServedModel.of(config), Slice.parse(on)
-    chip, traffic = target.chip, Traffic(batch=batch, prompt=prompt, new=new)
+    chip, traffic = target.chip, ServingTraffic(batch=batch, prompt=prompt, new=new)
     formats = ServedFormats(weights=weights, cache=cache, activations=activations)
     servers = list(servers_on(target, model, traffic, formats))
     assume(servers)
@@ -308,7 +308,7 @@ def test_no_server_passes_a_roof(config, on, weights, cache, activations, batch,
 )
 def test_serving_more_never_takes_less_time(config, on, batch, prompt, new):
     model, target = ServedModel.of(config), Slice.parse(on)
-    traffic = Traffic(batch=batch, prompt=prompt, new=new)
+    traffic = ServingTraffic(batch=batch, prompt=prompt, new=new)
     for tensor in {1, target.devices}:
         base = Server(model, target, traffic, tensor, SERVED)
         fuller = replace(base, traffic=replace(traffic, batch=2 * batch))

@@ -10,7 +10,7 @@ from tpukit.planner.cost.served_model import ServedModel
 from tpukit.planner.cost.serving_model import (
     ServedFormats,
     Server,
-    Traffic,
+    ServingTraffic,
     room_bytes,
     servers_on,
 )
@@ -24,7 +24,7 @@ MEAN = 4096  # tokens that the decoded sequences have
 
 
 def served(name, on, *, tensor, batch=1, prompt=MEAN - 1, new=2, **formats):
-    traffic = Traffic(batch=batch, prompt=prompt, new=new)
+    traffic = ServingTraffic(batch=batch, prompt=prompt, new=new)
     model = ServedModel.of(get_preset(name))
     return Server(model, Slice.parse(on), traffic, tensor, ServedFormats(**formats))
 
@@ -136,7 +136,7 @@ def test_the_fullest_replica_is_waited_for():
 
 def test_a_slice_is_split_into_powers_of_two_and_as_a_whole():
     def splits(on):
-        asked = (Traffic(batch=1, prompt=8, new=8), ServedFormats(weights="int4"))
+        asked = (ServingTraffic(batch=1, prompt=8, new=8), ServedFormats(weights="int4"))
         model = ServedModel.of(get_preset("tiny"))
         return [one.tensor for one in servers_on(Slice.parse(on), model, *asked)]
 

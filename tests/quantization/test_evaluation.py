@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.quantization.measures.evaluation import Evaluator
+from tpukit.quantization.measures.evaluation import QuantizationEvaluator
 
 RNG = np.random.default_rng(0)
 
@@ -26,7 +26,7 @@ def test_a_language_models_measures():
         {"inputs": jnp.asarray(inputs[part]), "targets": jnp.asarray(targets[part])}
         for part in (slice(0, 4), slice(4, 6))
     ]
-    found = Evaluator(apply, jnp.asarray(tables[0]), batches)(jnp.asarray(tables[1]))
+    found = QuantizationEvaluator(apply, jnp.asarray(tables[0]), batches)(jnp.asarray(tables[1]))
     p, q = (log_softmax(table[inputs]) for table in tables)
     known = targets >= 0
     loss = [-np.take_along_axis(x, np.maximum(targets, 0)[..., None], -1)[..., 0] for x in (p, q)]
@@ -44,7 +44,9 @@ def test_a_language_models_measures():
 def test_without_targets_the_next_token_is_the_target():
     inputs = jnp.asarray(RNG.integers(0, 5, (4, 6)))
     table = jnp.asarray(RNG.normal(size=(5, 5)).astype(np.float32))
-    found = Evaluator(lambda params, batch: params[batch["inputs"]], table, [{"inputs": inputs}])
+    found = QuantizationEvaluator(
+        lambda params, batch: params[batch["inputs"]], table, [{"inputs": inputs}]
+    )
     assert found.measure == "perplexity"
     assert found(table).retention.value == pytest.approx(1)
 
@@ -58,14 +60,16 @@ def test_classes_agreement_and_plain_outputs():
 
     labelled = {"inputs": jnp.asarray(x), "targets": jnp.asarray(labels)}
     choices = [(x @ np.asarray(w)).argmax(-1) for w in weights]
-    found = Evaluator(apply, weights[0], [labelled])(weights[1])
+    found = QuantizationEvaluator(apply, weights[0], [labelled])(weights[1])
     right = [(choice == labels).sum() for choice in choices]
     assert found.measure == "accuracy"
     assert found.retention.value == pytest.approx(right[1] / right[0])
-    found = Evaluator(apply, weights[0], [{"inputs": jnp.asarray(x)}])(weights[1])
+    found = QuantizationEvaluator(apply, weights[0], [{"inputs": jnp.asarray(x)}])(weights[1])
     assert found.measure == "agreement"
     assert found.retention.value == pytest.approx((choices[0] == choices[1]).mean())
-    found = Evaluator(lambda p, b: (b["inputs"] @ p)[:, 0], weights[0], [labelled])(weights[1])
+    found = QuantizationEvaluator(lambda p, b: (b["inputs"] @ p)[:, 0], weights[0], [labelled])(
+        weights[1]
+    )
     y = [(x.astype(np.float64) @ np.asarray(w, np.float64))[:, 0] for w in weights]
     expected = 1 - ((y[0] - y[1]) ** 2).sum() / (y[0] ** 2).sum()
     assert found.measure == "output"

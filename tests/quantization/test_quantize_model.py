@@ -32,7 +32,7 @@ from tpukit.quantization import (
     save_quantized,
 )
 from tpukit.quantization.search.calibrated import Stored
-from tpukit.quantization.search.candidates import Choice
+from tpukit.quantization.search.candidates import FormatChoice
 from tpukit.quantization.search.search import lower_hull
 
 KEY = jax.random.key(0)
@@ -147,7 +147,7 @@ def stored_bytes(count):
 
 def test_the_hull_keeps_what_is_best_for_some_price():
     sizes = [(10, 8.0), (20, 4.0), (25, 3.9), (30, 1.0), (40, 2.0), (50, 0.5)]
-    hull = lower_hull([Choice(stored_bytes(size), cost) for size, cost in sizes])
+    hull = lower_hull([FormatChoice(stored_bytes(size), cost) for size, cost in sizes])
     assert [one.nbytes for one in hull] == [10, 20, 30, 50]
     pairs = itertools.pairwise(hull)
     gains = [(a.cost - b.cost) / (b.nbytes - a.nbytes) for a, b in pairs]

@@ -9,7 +9,7 @@ import pytest
 
 from tpukit.errors import TPUValidationError
 from tpukit.quantization.plan import make_plan
-from tpukit.quantization.search.calibrated import Calibrated, Rounding, Stored
+from tpukit.quantization.search.calibrated import Calibrated, RoundingMethod, Stored
 from tpukit.quantization.search.candidates import expected_costs, make_candidates, total_bytes
 from tpukit.quantization.search.search import Ladder
 from tpukit.quantization.subject import make_subject
@@ -35,7 +35,7 @@ def calibrated():
     batches = [jnp.asarray(rng.normal(size=(32, 128)), jnp.float32) for _ in range(3)]
     subject = make_subject((lambda key: params, apply), params, batches[0])
     said = []
-    found = Calibrated.of(subject, batches[:2], batches[2:], Rounding(), said.append)
+    found = Calibrated.of(subject, batches[:2], batches[2:], RoundingMethod(), said.append)
     plan = make_plan(found.matrices, "int4", rules=[("out", "skip")])
     return found, plan
 

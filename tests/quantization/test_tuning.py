@@ -14,7 +14,7 @@ from tpukit.models.stored.running import dense_parameters
 from tpukit.parallel import create_mesh
 from tpukit.quantization import VQArray, quantize_model, tune_parameters
 from tpukit.quantization.integers.qwix_matrices import ScaledInputs
-from tpukit.quantization.measures.evaluation import Evaluator
+from tpukit.quantization.measures.evaluation import QuantizationEvaluator
 from tpukit.quantization.model import with_parts
 from tpukit.quantization.search.continuous import Continuous
 from tpukit.quantization.search.shadows import pulled
@@ -88,7 +88,7 @@ def spoiled():
 
 def kl(stored, batches):
     full, _ = subject()
-    return Evaluator(full.apply, full.params, batches).kl(dense_parameters(stored))
+    return QuantizationEvaluator(full.apply, full.params, batches).kl(dense_parameters(stored))
 
 
 @cache

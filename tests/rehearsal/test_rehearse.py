@@ -13,7 +13,7 @@ from sample_rehearsal import sample_rehearsal
 from typer.testing import CliRunner
 
 from tpukit.cli.app import app
-from tpukit.cli.rehearse_view import PlainView
+from tpukit.cli.rehearse_view import PlainRehearsalView
 from tpukit.errors import ConfigError, TPUError, TPUValidationError
 from tpukit.job import Job
 from tpukit.rehearsal.rehearse import Began, play, prepare, refuse_other_folder, rehearse
@@ -131,7 +131,7 @@ def test_a_result_shows_itself_to_people_and_machines():
 
 
 def test_off_a_terminal_progress_is_plain_lines(capsys):
-    view = PlainView()
+    view = PlainRehearsalView()
     view.tell(Began("plan", "Which slice?"))
     view.say("weighed 3 candidates")
     view.tell(SimpleNamespace(name="plan", question="Which slice?"))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tpukit.hardware.detect import detect_accelerators
 from tpukit.runtime.child import ChildError
-from tpukit.runtime.doctor import Diagnosis, Finding, diagnose_tpu
+from tpukit.runtime.doctor import Diagnosis, DoctorFinding, diagnose_tpu
 from tpukit.runtime.doctor import diagnosis as diagnosis_module
 from tpukit.runtime.doctor.devices import LOCK_FILE
 from tpukit.runtime.doctor.diagnosis import CHECKS, examine
@@ -410,13 +410,13 @@ def test_a_check_that_cannot_look_costs_only_itself(root, monkeypatch):
 
 def test_a_warning_without_a_way_out_is_refused():
     with pytest.raises(ValueError, match="'x' is a warning and names no fix"):
-        Finding("x", "devices", "warning", "something")
+        DoctorFinding("x", "devices", "warning", "something")
 
 
 def test_diagnosis_reads_like_a_mapping_and_renders():
     findings = (
-        Finding("a", "software", "ok", "good [red]thing"),
-        Finding("b", "devices", "error", "bad thing", "mend it"),
+        DoctorFinding("a", "software", "ok", "good [red]thing"),
+        DoctorFinding("b", "devices", "error", "bad thing", "mend it"),
     )
     diagnosis = Diagnosis("2 CPUs", findings)
     assert diagnosis["summary"] == "not healthy: no TPU here, 2 CPUs; 1 error, 0 warnings"

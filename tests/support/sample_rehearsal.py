@@ -18,9 +18,9 @@ from tpukit.rehearsal.launched import LaunchedRun
 from tpukit.rehearsal.result import RehearsalResult
 from tpukit.rehearsal.scene import Moment
 from tpukit.rehearsal.stage import Played
-from tpukit.rehearsal.stages.check import Check, Refused
+from tpukit.rehearsal.stages.check import Check, RefusedJob
 from tpukit.rehearsal.stages.generate import Generate
-from tpukit.rehearsal.stages.launch import Launch
+from tpukit.rehearsal.stages.launch import CalmRun
 from tpukit.rehearsal.stages.monitor import Monitor
 from tpukit.rehearsal.stages.preempt import Preempt
 from tpukit.rehearsal.stages.resume import Resume
@@ -109,7 +109,7 @@ def findings(text="x"):
     )
     check = Check(
         checked(1 << 29),
-        Refused(
+        RefusedJob(
             JOB, memory(1 << 31), text, SimpleNamespace(text=text, to_dict=dict), checked(1 << 28)
         ),
         checked(1 << 25),
@@ -129,7 +129,7 @@ def findings(text="x"):
     spoken = TextPart(new=text, text=text, generation=generation)
     return {
         "check": check,
-        "launch": Launch(calm, check, Figure(5.5, "nats", "model", "ln"), text),
+        "launch": CalmRun(calm, check, Figure(5.5, "nats", "model", "ln"), text),
         "preempt": Preempt(taken, model, ()),
         "resume": Resume(calm.losses, taken.losses),
         "monitor": Monitor(

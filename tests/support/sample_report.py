@@ -2,8 +2,8 @@
 
 from tpukit.checker.report.build import roofs_of
 from tpukit.checker.report.schema import SCHEMA
-from tpukit.compiler.memory import Buffer, Finding, MemoryReport, Peak
-from tpukit.compiler.timeline import Span, StepPrediction
+from tpukit.compiler.memory import ArgumentFinding, Buffer, MemoryReport, Peak
+from tpukit.compiler.timeline import StepPrediction, TrackSpan
 from tpukit.hardware import Figure, Slice
 
 MEMORY = MemoryReport(
@@ -26,18 +26,24 @@ MEMORY = MemoryReport(
     peak=Peak(2, "fusion.2", "jvp()/while/body/dot_general", "model.py:40"),
     curve=((0, 2**30), (1, 2 * 2**30), (2, 3 * 2**30), (3, 2**30)),
     schedule_length=4,
-    findings=(Finding("not donated", "[0].params['w'] f32[8]", 2**20, "donate it."),),
+    findings=(ArgumentFinding("not donated", "[0].params['w'] f32[8]", 2**20, "donate it."),),
 )  # fmt: skip
 # A loop of four turns whose body is shown once, two copies side by side, a collective waited for.
 SPANS = (
-    Span("core", "embed", 0.0, 0.010, "hbm", "jit(f)/embed", 0.0, 1e9, 1),
-    Span("core", "while.1", 0.010, 0.080, "loop", "jit(f)/while", 0.0, 0.0, 1),
-    Span("core", "fusion.2", 0.010, 0.015, "matrix", "jit(f)/while/body/dot_general", 8e12, 1e9, 4),
-    Span("core", "all-gather-done.3", 0.025, 0.005, "ici", "jit(f)/while/body/gather", times=4),
-    Span("ici", "all-gather-start.3", 0.010, 0.020, "ici", "jit(f)/while/body/gather", 0, 2e8, 4),
-    Span("hbm", "copy-start.4", 0.010, 0.004, "hbm", "", 0.0, 6e9, 4),
-    Span("hbm", "copy-start.5", 0.012, 0.004, "hbm", "", 0.0, 6e9, 4),
-    Span("core", "adam", 0.090, 0.010, "hbm", "jit(f)/optimizer/mul", 1e9, 12e9, 1),
+    TrackSpan("core", "embed", 0.0, 0.010, "hbm", "jit(f)/embed", 0.0, 1e9, 1),
+    TrackSpan("core", "while.1", 0.010, 0.080, "loop", "jit(f)/while", 0.0, 0.0, 1),
+    TrackSpan(
+        "core", "fusion.2", 0.010, 0.015, "matrix", "jit(f)/while/body/dot_general", 8e12, 1e9, 4
+    ),
+    TrackSpan(
+        "core", "all-gather-done.3", 0.025, 0.005, "ici", "jit(f)/while/body/gather", times=4
+    ),
+    TrackSpan(
+        "ici", "all-gather-start.3", 0.010, 0.020, "ici", "jit(f)/while/body/gather", 0, 2e8, 4
+    ),
+    TrackSpan("hbm", "copy-start.4", 0.010, 0.004, "hbm", "", 0.0, 6e9, 4),
+    TrackSpan("hbm", "copy-start.5", 0.012, 0.004, "hbm", "", 0.0, 6e9, 4),
+    TrackSpan("core", "adam", 0.090, 0.010, "hbm", "jit(f)/optimizer/mul", 1e9, 12e9, 1),
 )
 PREDICTION = StepPrediction(
     slice=Slice.parse("v6e-8"),

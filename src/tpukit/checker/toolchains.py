@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, TPUValidationError
 from ..runtime.progress import Progress, silent
-from ..runtime.toolchains import Ended, Toolchain, environment, run_tpukit
+from ..runtime.toolchains import EndedProgram, Toolchain, environment, run_tpukit
 from .report.comparison import Comparison, ToolchainCheck
 from .report.schema import as_report
 from .result import DOES_NOT_FIT, FITS
@@ -120,7 +120,7 @@ def _written(flags: Mapping[str, object]) -> list[str]:
     return [f"--{name}={text}" for name, text in texts.items()]
 
 
-def _last_words(ended: Ended) -> str:
+def _last_words(ended: EndedProgram) -> str:
     """Why a command ended without an answer, in the sentence that it ended with."""
     lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
     kind = next((line for line in reversed(lines) if _KIND.match(line)), "")

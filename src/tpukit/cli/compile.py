@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Compiled(Shown):
+class _CompileAnswer(Shown):
     """A compiled program and its predicted time, or why there is none."""
 
     compiled: "CompiledStep"
@@ -100,7 +100,7 @@ def compile_function(
     if hlo is not None:
         write_output(hlo, compiled.hlo)
     step, reason = (None, NOT_ASKED_FOR) if stage == "memory" else predict(compiled, progress=say)
-    show(_Compiled(compiled, step, reason), json=json)
+    show(_CompileAnswer(compiled, step, reason), json=json)
     if not compiled.fits:
         raise typer.Exit(DOES_NOT_FIT)
 

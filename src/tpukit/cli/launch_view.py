@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..pods.launching.run_log import Entry
+    from ..pods.launching.run_log import RunLogEntry
 
 STEPS_EVERY_S = 5.0
 """Off a terminal, a step is shown this often."""
 _OWN_STEP = re.compile(r"step \d+/\d+  loss ")
 
 
-class View(Protocol):
+class LaunchView(Protocol):
     """Shows entries of a run's log."""
 
-    def show(self, entry: "Entry") -> None:
+    def show(self, entry: "RunLogEntry") -> None:
         """Show one entry."""
         ...
 
 
-class PlainView:
+class PlainLaunchView:
     """One line for each entry, for files and pipes.
 
     Steps are shown for jobs that print none themselves; `tpukit train` prints its own, with more
@@ -35,7 +35,7 @@ class PlainView:
         self._shown_at: float | None = None
         self._prints_steps = False
 
-    def show(self, entry: "Entry") -> None:
+    def show(self, entry: "RunLogEntry") -> None:
         """Write the entry; of steps only some."""
         self._prints_steps = self._prints_steps or is_own_step(entry)
         if entry.kind == "step":
@@ -51,13 +51,13 @@ class PlainView:
 
 
 @contextmanager
-def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
+def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[LaunchView]:
     """Show entries: above a bar where standard error is a terminal, else as plain lines."""
     from ..terminal import open_console, text_column
 
     console = open_console(stderr=True)
     if not console.is_terminal:
-        yield PlainView(steps, to_stderr=to_stderr)
+        yield PlainLaunchView(steps, to_stderr=to_stderr)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
     from rich.text import Text
@@ -75,7 +75,7 @@ def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
         class BarView:
             figures = ""  # of the job's own lines on its steps
 
-            def show(self, entry: "Entry") -> None:
+            def show(self, entry: "RunLogEntry") -> None:
                 if is_own_step(entry):
                     self.figures = entry.text.partition("  ")[2]
                     return
@@ -94,12 +94,12 @@ def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
         yield BarView()
 
 
-def is_own_step(entry: "Entry") -> bool:
+def is_own_step(entry: "RunLogEntry") -> bool:
     """Whether a line is what `tpukit train` itself prints of its steps."""
     return entry.kind == "line" and _OWN_STEP.match(entry.text) is not None
 
 
-def line_of(entry: "Entry", of: str) -> str:
+def line_of(entry: "RunLogEntry", of: str) -> str:
     """Return the line that shows an entry; "" for the last one, which is shown as a result."""
     if entry.is_final:
         return ""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..rehearsal.stage import Played
 
 
-class View(Protocol):
+class RehearsalView(Protocol):
     """Shows stages as they are played."""
 
     def say(self, line: str) -> None:
@@ -23,7 +23,7 @@ class View(Protocol):
         ...
 
 
-class PlainView:
+class PlainRehearsalView:
     """One line for each thing on standard error, with the seconds since the start."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PlainView:
 
 
 @contextmanager
-def watching() -> Generator[View]:
+def watching() -> Generator[RehearsalView]:
     """Show stages: above a spinner where standard error is a terminal, else as plain lines."""
     from rich.text import Text
 
@@ -53,7 +53,7 @@ def watching() -> Generator[View]:
 
     console = open_console(stderr=True)
     if not console.is_terminal:
-        yield PlainView()
+        yield PlainRehearsalView()
         return
     with console.status("starting the emulated cloud") as status:
 

@@ -9,7 +9,7 @@ BAR_HEIGHT, MARKS_HEIGHT = 28, 24
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPiece:
     """A part of a bar: its class in the style sheet, its amount, and what it says on hover."""
 
     kind: str
@@ -18,7 +18,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Mark:
+class BarMark:
     """A place on a bar: with words below it, with a line through it for a limit, or both."""
 
     amount: float
@@ -27,7 +27,7 @@ class Mark:
 
 
 def stacked_bar(
-    pieces: Sequence[Piece], *, whole: float, label: str, marks: Sequence[Mark] = ()
+    pieces: Sequence[BarPiece], *, whole: float, label: str, marks: Sequence[BarMark] = ()
 ) -> Markup:
     """Draw pieces one after another, with marks below.
 
@@ -58,7 +58,7 @@ def coordinate(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _mark(mark: Mark, whole: float) -> list[Markup]:
+def _mark(mark: BarMark, whole: float) -> list[Markup]:
     x = _percent(mark.amount, whole)
     share = mark.amount / whole if whole else 0.0
     anchor = "start" if share < 0.1 else "end" if share > 0.9 else "middle"

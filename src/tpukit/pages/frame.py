@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from .markup import Markup, tag
-from .parts import Section
+from .parts import PageSection
 
 _KIT = "tpukit.pages"
 _ALWAYS = (
@@ -39,7 +39,7 @@ class Page:
 
     title: str
     headline: Markup
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     footer: str
     style: str = ""
     script: str = ""

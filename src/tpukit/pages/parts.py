@@ -12,7 +12,7 @@ ROWS_OPEN = 12
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page with a heading, to which the menu leads."""
 
     title: str
@@ -29,10 +29,10 @@ class Section:
         return tag("section", tag("h2", self.title), self.body, id=self.anchor)
 
 
-def section(title: str, *children: Child, intro: Child = "") -> Section:
+def section(title: str, *children: Child, intro: Child = "") -> PageSection:
     """Make a section of children below an introduction."""
     lead = tag("p", intro, class_="intro") if intro else ""
-    return Section(title, join(lead, *children))
+    return PageSection(title, join(lead, *children))
 
 
 def headline(

@@ -22,10 +22,10 @@ from .answer.result import PlanResult
 from .cost.money import Market
 from .cost.spot import Preemption
 from .search.candidates import GENERATIONS, Space, named_slice, optimizers_of
-from .search.objectives import Limits, is_budget_alone, read_objective
+from .search.objectives import PlanLimits, is_budget_alone, read_objective
 from .search.own_model import OwnModelSearch
 from .search.search import Ask, Search, replaced
-from .search.subject import Subject, read_subject
+from .search.subject import PlannedModel, read_subject
 from .search.usual_limits import LARGEST_BATCH_TOKENS, critical_batch_tokens
 from .search.verification import Verifier
 
@@ -102,7 +102,7 @@ def plan(
     Range(1, MOST_CHOICES).check_whole("top", top, unit="choices")
     Range(0, MOST_CHOICES).check_whole("verify", int(verify), unit="choices")
     Range(0, LONGEST_VERIFICATION_S).check("verify_seconds", verify_seconds, unit="seconds")
-    limits = Limits(
+    limits = PlanLimits(
         deadline_days=None if deadline is None else parse_days(deadline),
         budget_usd=None if budget is None else parse_usd(budget),
         min_headroom=min_headroom,
@@ -140,7 +140,7 @@ def plan(
     return _answer(search, top=top, verify=verify, verifier=verifier)
 
 
-def _batch_tokens(stated: float | str | None, subject: Subject, tokens: float) -> float:
+def _batch_tokens(stated: float | str | None, subject: PlannedModel, tokens: float) -> float:
     """Return the most tokens in a step: as stated, or by the size of the model."""
     if stated is not None:
         return parse_tokens(stated)
@@ -191,7 +191,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         choices = [source.choice(index) for index in indices]
         front = modelled_front(source, everything, choices)
     else:
-        limits = Limits() if shortfall else search.ask.limits
+        limits = PlanLimits() if shortfall else search.ask.limits
         choices = verifier.best(source, order, top=top, verify=verify, limits=limits)
         front = verified_front(source, everything, choices, verifier=verifier, limits=limits)
         if not choices and len(order):

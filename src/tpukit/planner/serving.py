@@ -15,7 +15,7 @@ from ..runtime.ranges import COUNT, Range
 from .answer.serving_answer import ServingChoice, ServingPlan
 from .cost.money import Market
 from .cost.served_model import ServedModel
-from .cost.serving_model import ServedFormats, Server, Traffic, room_bytes, servers_on
+from .cost.serving_model import ServedFormats, Server, ServingTraffic, room_bytes, servers_on
 from .search.candidates import (
     named_slice,
     refuse_too_many_chips,
@@ -123,7 +123,7 @@ def _format(name: str, known: Collection[str], of: str) -> str:
 
 def _traffic(
     model: ServedModel, batch: int, context: int | None, prompt: int | None, new: int | None
-) -> Traffic:
+) -> ServingTraffic:
     """The lengths asked for; those left out follow from the others."""
     whole = Range(2, model.max_seq_len)
     unit = f"tokens of {model.name}"
@@ -145,7 +145,7 @@ def _traffic(
             "leave one of context, prompt_tokens and new_tokens out."
         )
     whole.check_whole("context", context, unit=unit)
-    return Traffic(batch=batch, prompt=prompt, new=new)
+    return ServingTraffic(batch=batch, prompt=prompt, new=new)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _choose(
     model: ServedModel,
     offered: _Offered,
     formats: ServedFormats,
-    traffic: Traffic,
+    traffic: ServingTraffic,
     market: Market,
 ) -> ServingChoice:
     held = model.weight_bytes(formats.weights)

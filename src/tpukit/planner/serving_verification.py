@@ -10,7 +10,7 @@ from ..hardware.cache_formats import CACHE_FORMATS
 from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..runtime.progress import Progress, silent
 from .answer.serving_answer import CompiledServing, ServingChoice
-from .cost.serving_model import ServedFormats, Traffic
+from .cost.serving_model import ServedFormats, ServingTraffic
 
 if TYPE_CHECKING:
     from ..models.transformer.config import TransformerConfig
@@ -24,7 +24,7 @@ NOT_MULTIPLIED = (
 
 def verify_servers(
     config: "TransformerConfig",
-    traffic: Traffic,
+    traffic: ServingTraffic,
     choices: Sequence[ServingChoice],
     *,
     most: int,
@@ -70,7 +70,7 @@ def _not_compiled(formats: ServedFormats, multiplied: str | None) -> str:
 
 def compile_server(
     config: "TransformerConfig",
-    traffic: Traffic,
+    traffic: ServingTraffic,
     choice: ServingChoice,
     *,
     progress: Progress = silent,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..errors import PodUnavailable, did_you_mean
 from ..hardware import Slice
 from ..job.sections import ChipLimit
-from ..runtime.doctor.finding import Finding
+from ..runtime.doctor.finding import DoctorFinding
 from ..runtime.progress import Progress, silent
 from .causes import Cause
 from .config import PodConfig
@@ -117,7 +117,7 @@ def zones_within_limits(
 
 def limit_findings(
     config: PodConfig, zones: Sequence[str], limits: Sequence[ChipLimit], held: Sequence[Hold]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Say for each zone whether limits allow a pod; an error where they do in none."""
     if not limits:
         return
@@ -125,11 +125,11 @@ def limit_findings(
     severity = "error" if all(refusals) else "warning"
     for zone, refusal in zip(zones, refusals, strict=True):
         if refusal is not None:
-            yield Finding("limits", "resources", severity, refusal.why, fix=WAY_OUT)
+            yield DoctorFinding("limits", "resources", severity, refusal.why, fix=WAY_OUT)
             continue
         row = _row_of(config, zone, limits)
         taken = sum(_held_in(config, zone, held).values())
-        yield Finding(
+        yield DoctorFinding(
             *("limits", "resources", "ok"),
             f"{taken} of the {row.chips if row else 0} {config.slice.chip.name} chips "
             f"({_listed(config.tier)}) granted in {zone} are held, and {config.slice} has "

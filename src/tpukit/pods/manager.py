@@ -13,7 +13,7 @@ from ..job.config import TPUConfig
 from ..job.document import Origin
 from ..job.sections import LaunchSettings
 from ..runtime.calls import either_way
-from ..runtime.doctor.finding import Finding
+from ..runtime.doctor.finding import DoctorFinding
 from ..runtime.progress import Progress, silent
 from ..shown import Shown
 from .allocation import Allocation, wait_until_gone
@@ -293,7 +293,7 @@ class TpuManager(Shown):
         return PodHealth.of(row, seen, attempts, now=self.store.now())
 
     @either_way
-    def preflight(self, config: PodConfig | None = None) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig | None = None) -> Sequence[DoctorFinding]:
         """Say what would stand in the way of a pod, without asking for one."""
         asked = self.complete(config)
         limits = self.opened.capabilities.limits

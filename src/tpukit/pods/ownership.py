@@ -8,7 +8,7 @@ here: another store's pod is never adopted and never deleted.
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from ..runtime.doctor.finding import Finding
+from ..runtime.doctor.finding import DoctorFinding
 from .config import PodConfig
 from .pod import Pod
 from .providers.protocol import Capabilities, Command, Gang, Provider
@@ -77,6 +77,6 @@ class OwnedProvider:
         """Start a process on every host."""
         return self._inner.start(pod, command, attempt=attempt)
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Return what would stand in the way of a pod."""
         return self._inner.preflight(config)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime.doctor.finding import Finding
+from ..runtime.doctor.finding import DoctorFinding
 from ..shown import Shown
 
 _STYLES = {"ok": "green", "info": "", "warning": "yellow"}
@@ -16,7 +16,7 @@ class PreflightReport(Shown):
 
     provider: str
     slice: str
-    findings: Sequence[Finding]
+    findings: Sequence[DoctorFinding]
 
     @property
     def is_clear(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Self
 from ..errors import ConfigError, did_you_mean
 
 
-class Choice(StrEnum):
+class SpelledEnum(StrEnum):
     """An enumeration that reads its members in the spellings of other languages too.
 
     A second name for a member (`CostOptimized = COST_OPTIMIZED`) is an alias, as in any enum.

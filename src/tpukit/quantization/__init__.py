@@ -11,7 +11,7 @@ HOMES = {
     ".files.model_files": ("SavedModel", "load_quantized", "save_quantized"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".integration": ("TPUv6VQIntegration",),
-    ".measures.evaluation": ("Evaluation", "Measured"),
+    ".measures.evaluation": ("QuantizationEvaluation", "Measured"),
     ".model": ("QuantizedModel",),
     ".plan": ("QuantPlan",),
     ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),

@@ -19,8 +19,8 @@ from .formats import VQ_FORMATS as VQ_FORMATS
 from .formats import VQFormat as VQFormat
 from .formats import parse_vq_format as parse_vq_format
 from .integration import TPUv6VQIntegration as TPUv6VQIntegration
-from .measures.evaluation import Evaluation as Evaluation
 from .measures.evaluation import Measured as Measured
+from .measures.evaluation import QuantizationEvaluation as QuantizationEvaluation
 from .model import QuantizedModel as QuantizedModel
 from .plan import QuantPlan as QuantPlan
 from .published.checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
@@ -43,12 +43,12 @@ __all__ = [
     "VQ_FORMATS",
     "CacheReport",
     "Codebook",
-    "Evaluation",
     "FitReport",
     "MatrixRow",
     "Measured",
     "QuantPlan",
     "QuantReport",
+    "QuantizationEvaluation",
     "QuantizationResult",
     "QuantizedCheckpoint",
     "QuantizedModel",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..annotations import PyTree
 from ..kernels.ops.quantized_matmul.weight import array_bytes
-from ..models.stored.calibration import Matrices, ModelMatrix, path_text
+from ..models.stored.calibration import ModelMatrices, ModelMatrix, path_text
 from ..models.stored.parameter import is_stored, matrices_of, store
 from ..models.stored.part import Part, part_matrix
 from ..models.stored.running import Activations, dense_parameters, with_stored_parameters
@@ -95,7 +95,7 @@ def parameter_of(params: PyTree, matrix: ModelMatrix) -> Any:
     raise KeyError(matrix.path)
 
 
-def with_parts(params: PyTree, matrices: Matrices, parts: dict[str, Part]) -> PyTree:
+def with_parts(params: PyTree, matrices: ModelMatrices, parts: dict[str, Part]) -> PyTree:
     """The parameters with some matrices stored as `parts`, by name."""
     by_path: dict[str, list[ModelMatrix]] = {}
     for one in matrices.found:
@@ -113,7 +113,7 @@ def with_parts(params: PyTree, matrices: Matrices, parts: dict[str, Part]) -> Py
     return jax.tree_util.tree_map_with_path(kept, params, is_leaf=is_stored)
 
 
-def replaced(params: PyTree, matrices: Matrices, parts: dict[str, Part]) -> PyTree:
+def replaced(params: PyTree, matrices: ModelMatrices, parts: dict[str, Part]) -> PyTree:
     """The parameters as arrays, with what `parts` stand for in place of some matrices."""
     wide: dict[str, Part] = {name: part_matrix(part) for name, part in parts.items()}
     return dense_parameters(with_parts(params, matrices, wide))

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..errors import TPUValidationError, did_you_mean
-from ..models.stored.calibration import Matrices, ModelMatrix
+from ..models.stored.calibration import ModelMatrices, ModelMatrix
 from ..shown import Shown
 from .formats import VQ_FORMATS, parse_vq_format
 
@@ -98,7 +98,7 @@ class QuantPlan(Shown):
 
 
 def make_plan(
-    matrices: Matrices, format: str, *, rules: Rules = (), skip_ends: bool = True
+    matrices: ModelMatrices, format: str, *, rules: Rules = (), skip_ends: bool = True
 ) -> QuantPlan:
     """One format for all matrices but those that are skipped by default or that rules name.
 

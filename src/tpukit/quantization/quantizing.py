@@ -18,13 +18,13 @@ from ..runtime.progress import Progress, watched
 from ..shown import Shown
 from .integers.qwix_matrices import Method
 from .measures.chip_speed import estimated_speedup
-from .measures.evaluation import Evaluation
+from .measures.evaluation import QuantizationEvaluation
 from .measures.generation_score import generation_score
 from .measures.speed import measured_speedup
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
 from .report import MatrixRow, QuantReport
-from .search.calibrated import Calibrated, Rounding, Stored, rows_of
+from .search.calibrated import Calibrated, RoundingMethod, Stored, rows_of
 from .search.candidates import Chosen, make_candidates
 from .search.search import CANDIDATES, Ladder
 from .search.tuning import TuningReport, tune_parameters
@@ -137,7 +137,7 @@ def quantize_model(
         batches, judged = held_out(batches)
     else:
         judged = read_batches(evaluation_data, num_calibration_batches, subject.batch)
-    rounding = Rounding(integers, seed, sequential, codec)
+    rounding = RoundingMethod(integers, seed, sequential, codec)
     calibrated = Calibrated.of(subject, batches, judged, rounding, progress, mesh)
 
     def build(made: Mapping[str, Stored]) -> _Built:
@@ -302,7 +302,7 @@ def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) ->
     return replace(result, report=replace(result.report, speedup=speed))
 
 
-def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Evaluation:
+def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> QuantizationEvaluation:
     """With activations as they are, decoded matrices give the same; rounded ones must be run."""
     if model.activations == "wide":
         return calibrated.evaluator(model.dequantized())

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..hardware.figure import Figure
 from ..shown import Shown
-from .measures.evaluation import Evaluation, Measured
+from .measures.evaluation import Measured, QuantizationEvaluation
 from .plan import SKIP, QuantPlan
 from .search.tuning import TuningReport
 
@@ -82,7 +82,7 @@ class QuantReport(Shown):
     refused: Mapping[str, str]
     parameters: int
     stored_bytes: int
-    evaluation: Evaluation
+    evaluation: QuantizationEvaluation
     generation: Measured | None
     no_generation: str
     speedup: Figure
@@ -114,7 +114,7 @@ class QuantReport(Shown):
 
     @property
     def accuracy_retention(self) -> float:
-        """See `Evaluation.retention`."""
+        """See `QuantizationEvaluation.retention`."""
         return self.evaluation.retention.value
 
     @property

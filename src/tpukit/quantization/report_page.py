@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..pages.charts import Piece, stacked_bar
+from ..pages.charts import BarPiece, stacked_bar
 from ..pages.frame import Page
 from ..pages.markup import Child, Markup
 from ..pages.parts import Column, card, code, headline, section, table
@@ -84,7 +84,7 @@ def _bits(matrices: Sequence[MatrixRow]) -> Markup:
         left = row.format == SKIP
         words = f"{row.bits:.2f}"
         bar = stacked_bar(
-            [Piece("c-overhead" if left else "c-matrix", min(row.bits, _WIDEST), words)],
+            [BarPiece("c-overhead" if left else "c-matrix", min(row.bits, _WIDEST), words)],
             whole=_WIDEST,
             label=words,
         )

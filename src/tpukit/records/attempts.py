@@ -18,7 +18,7 @@ JUMP_S = 2 * PROGRESS_EVERY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class AttemptMark:
     """How far an attempt had come at some time."""
 
     time: float
@@ -29,7 +29,7 @@ class Mark:
 
 
 @dataclass
-class Attempt:
+class RunAttempt:
     """One process group's try at a run.
 
     Attributes:
@@ -51,14 +51,14 @@ class Attempt:
     about: Mapping[str, Any]
     reason: str | None = None
     spent_s: dict[str, float] = field(default_factory=dict[str, float])
-    marks: list[Mark] = field(default_factory=list[Mark])
+    marks: list[AttemptMark] = field(default_factory=list[AttemptMark])
     steps_rolled_back: int = 0
     newest: float = 0.0
     newest_uptime_s: float | None = None
 
     def __post_init__(self) -> None:
         uptime_s = _number(self.about.get("uptime_s"))
-        self.marks.append(Mark(self.began, self.first_step, 0.0, 0.0, uptime_s))
+        self.marks.append(AttemptMark(self.began, self.first_step, 0.0, 0.0, uptime_s))
         self.newest, self.newest_uptime_s = max(self.newest, self.began), uptime_s
 
     @property
@@ -82,7 +82,7 @@ class Attempt:
         # A clock that was set back says less than what was spent.
         return max(seen, self.productive_s + sum(self.spent_s.values()))
 
-    def gap_s(self, before: "Attempt") -> float:
+    def gap_s(self, before: "RunAttempt") -> float:
         """Seconds from the last sign of life of the attempt before it to its beginning."""
         began, ended = self.marks[0].uptime_s, before.newest_uptime_s
         boot = self.about.get("boot")
@@ -120,7 +120,7 @@ class Attempt:
         step = event.number("step")
         if productive is None or wall is None or step is None:
             return
-        self._mark(Mark(event.time, int(step), wall, max(0.0, productive), uptime_s))
+        self._mark(AttemptMark(event.time, int(step), wall, max(0.0, productive), uptime_s))
 
     def add_steps(self, steps: Iterable[HostStep]) -> None:
         """Take in what the host recorded after the last mark."""
@@ -143,13 +143,13 @@ class Attempt:
         if uptime_s is not None:
             self.newest_uptime_s = max(uptime_s, self.newest_uptime_s or uptime_s)
         self.newest = max(self.newest, newest)
-        self._mark(Mark(newest, step, last.wall_s + since_s, productive, uptime_s))
+        self._mark(AttemptMark(newest, step, last.wall_s + since_s, productive, uptime_s))
 
     def spend(self, what: str, seconds: float) -> None:
         """Book seconds under a name."""
         self.spent_s[what] = self.spent_s.get(what, 0.0) + max(0.0, seconds)
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: AttemptMark) -> None:
         while len(self.marks) > 1 and self.marks[-1].step > mark.step:
             self.marks.pop()  # rolled back
         if len(self.marks) > 2 and self.marks[-1].step == mark.step:
@@ -157,19 +157,19 @@ class Attempt:
         self.marks.append(mark)
 
 
-def attempts_of(events: Iterable[Event]) -> list[Attempt]:
+def attempts_of(events: Iterable[Event]) -> list[RunAttempt]:
     """Return the attempts that events speak of, in order."""
-    attempts: list[Attempt] = []
+    attempts: list[RunAttempt] = []
     for event in events:
         if event.event == "attempt started":
             first = int(event.number("step") or 0)
-            attempts.append(Attempt(len(attempts), event.time, first, dict(event.data)))
+            attempts.append(RunAttempt(len(attempts), event.time, first, dict(event.data)))
         elif attempts:
             attempts[-1].add(event)
     return attempts
 
 
-def read_attempts(run_dir: Path, events: Iterable[Event]) -> list[Attempt]:
+def read_attempts(run_dir: Path, events: Iterable[Event]) -> list[RunAttempt]:
     """Return the attempts of a run directory, the last up to its newest recorded step."""
     attempts = attempts_of(events)
     if attempts and attempts[-1].reason is None:

@@ -17,7 +17,7 @@ WANTED = "lines"
 
 
 @dataclass(frozen=True)
-class Report:
+class ProcessReport:
     """What a process told of itself.
 
     Attributes:
@@ -46,7 +46,7 @@ def report_stop(step: int, reason: str) -> None:
     _tell({"step": int(step), "stopped": reason})
 
 
-def read_report(line: str) -> Report | None:
+def read_report(line: str) -> ProcessReport | None:
     """Return what a line of output reports; None for any other line."""
     if not line.startswith(MARK):
         return None
@@ -63,7 +63,7 @@ def read_report(line: str) -> Report | None:
         return None
     if type(loss) not in (int, float) or not abs(loss) <= sys.float_info.max:
         loss = None
-    return Report(step, None if loss is None else float(loss), stopped)
+    return ProcessReport(step, None if loss is None else float(loss), stopped)
 
 
 def _tell(said: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from ..observe.runs.goodput import RunGoodput
 from ..observe.runs.run import Run
 from ..pods.cost import CostReport
 from ..pods.launching.launch import prepare_launch
-from ..pods.launching.run_log import Entry
+from ..pods.launching.run_log import RunLogEntry
 from ..pods.providers.protocol import Line, StepCompleted
 from ..pods.supervision.events import SupervisionEvent
 from ..pods.supervision.outcome import Outcome
@@ -109,7 +109,7 @@ def launch_here(
     words: list[str] = []
 
     def tell(event: SupervisionEvent) -> None:
-        entry = Entry.of(event)
+        entry = RunLogEntry.of(event)
         if isinstance(event, StepCompleted):
             if event.step == 1 or event.step % SHOWN_STEPS == 0:
                 loss = "" if event.loss is None else f", loss {event.loss:.4f}"

@@ -10,7 +10,7 @@ from ..pages.markup import Child, Markup, join, tag
 from ..pages.parts import (
     Column,
     Mood,
-    Section,
+    PageSection,
     absent,
     badge,
     bullets,
@@ -29,10 +29,10 @@ from .drawings import Axis, losses, timeline
 from .page_sections import goodput_section, memory_section, text_section
 from .stages.check import Check
 from .stages.generate import Generate
-from .stages.launch import Launch
+from .stages.launch import CalmRun
 from .stages.monitor import Monitor
 from .stages.preempt import Preempt
-from .stages.profile import Profile
+from .stages.profile import ProfileResult
 from .stages.resume import Resume
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _cards(result: "RehearsalResult") -> list[Markup]:
     return cards
 
 
-def _sections(result: "RehearsalResult") -> list[Section]:
+def _sections(result: "RehearsalResult") -> list[PageSection]:
     found = [_story(result), _beside(result.beside), _happened(result)]
     if (resumed := result.find(Resume)) is not None:
         found.append(_losses(resumed, result.find(Preempt)))
@@ -126,7 +126,7 @@ def _sections(result: "RehearsalResult") -> list[Section]:
     return found
 
 
-def _story(result: "RehearsalResult") -> Section:
+def _story(result: "RehearsalResult") -> PageSection:
     columns = (Column(""), Column("stage"), Column("took", is_number=True, origin="measured"),
                Column("what was found"))  # fmt: skip
     rows: list[Sequence[Child]] = []
@@ -138,7 +138,7 @@ def _story(result: "RehearsalResult") -> Section:
     return section("Story", table(columns, rows, caption="Stage by stage"))
 
 
-def _beside(pairs: Sequence[Beside]) -> Section:
+def _beside(pairs: Sequence[Beside]) -> PageSection:
     if not pairs:
         return section("Predicted and measured", absent("No stage came so far."))
     columns = (
@@ -180,8 +180,8 @@ def _figure(figure: Figure) -> Child:
     return join(tag("span", figure_text(figure), title=title), " ", badge(figure.origin or ""))
 
 
-def _happened(result: "RehearsalResult") -> Section:
-    runs = [one.run for one in (result.find(Launch), result.find(Preempt)) if one is not None]
+def _happened(result: "RehearsalResult") -> PageSection:
+    runs = [one.run for one in (result.find(CalmRun), result.find(Preempt)) if one is not None]
     axis = Axis(result.began, result.seconds)
     kinds = {
         "starting": "processes start",
@@ -203,7 +203,7 @@ def _happened(result: "RehearsalResult") -> Section:
     )
 
 
-def _losses(resumed: Resume, taken: Preempt | None) -> Section:
+def _losses(resumed: Resume, taken: Preempt | None) -> PageSection:
     if not resumed.undisturbed:
         return section("Losses", absent(resumed.sentence))
     after = [] if taken is None else [one.last_step or 0 for one in taken.run.outcome.attempts[:-1]]
@@ -214,7 +214,7 @@ def _losses(resumed: Resume, taken: Preempt | None) -> Section:
                    warning(resumed.sentence))  # fmt: skip
 
 
-def _about(result: "RehearsalResult") -> Section:
+def _about(result: "RehearsalResult") -> PageSection:
     same = result.stand_in.is_same_model
     intro = (
         "The model that was checked is the one that was trained here."
@@ -228,7 +228,7 @@ def _about(result: "RehearsalResult") -> Section:
     )
     launched = result.find(Preempt)
     cost = [] if launched is None else [f"its pods, by the catalogue: {launched.run.cost.summary}"]
-    profile = result.find(Profile)
+    profile = result.find(ProfileResult)
     bound = [] if profile is None else profile.analysis.recommendations[:2]
     return section(
         "About",

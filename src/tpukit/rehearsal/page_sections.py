@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from ..compiler.memory import MemoryReport
 from ..hardware.figure import bytes_text
 from ..observe.runs.goodput import label_of
-from ..pages.charts import Mark, Piece, stacked_bar
+from ..pages.charts import BarMark, BarPiece, stacked_bar
 from ..pages.markup import Child, join, slug, tag
-from ..pages.parts import Column, Section, absent, legend, section, table
-from .stages.check import Check, Refused
+from ..pages.parts import Column, PageSection, absent, legend, section, table
+from .stages.check import Check, RefusedJob
 from .stages.generate import Generate
 from .stages.monitor import Monitor
 
@@ -23,7 +23,7 @@ _LOST_KINDS = {
 _USEFUL = "c-matrix"
 
 
-def memory_section(checked: Check, refused: Refused) -> Section:
+def memory_section(checked: Check, refused: RefusedJob) -> PageSection:
     """The job that does not fit above those that do, all on one scale against the same limit."""
     rows: dict[str, MemoryReport | None] = {refused.words: refused.memory}
     if refused.fix is not None and refused.fixed is not None:
@@ -62,11 +62,11 @@ def memory_section(checked: Check, refused: Refused) -> Section:
 def _memory_row(words: str, report: MemoryReport, whole: float) -> Sequence[Child]:
     usable = report.usable_bytes or report.total_bytes
     pieces = [
-        Piece(_color(kind), amount, f"{kind}: {bytes_text(amount)}")
+        BarPiece(_color(kind), amount, f"{kind}: {bytes_text(amount)}")
         for kind, amount in report.purposes.items()
         if amount
     ]
-    limit = Mark(usable, is_limit=True)
+    limit = BarMark(usable, is_limit=True)
     bar = stacked_bar(pieces, whole=whole, label=f"HBM: {words}", marks=[limit])
     return words, bar, f"{bytes_text(report.total_bytes)} of {bytes_text(usable)}"
 
@@ -75,13 +75,13 @@ def _color(purpose: str) -> str:
     return f"p-{slug(purpose)}"
 
 
-def goodput_section(watched: Monitor) -> Section:
+def goodput_section(watched: Monitor) -> PageSection:
     """Where the time of the preempted run went, as one bar and by cause."""
     goodput = watched.goodput
     parts = {"steps that count": (_USEFUL, goodput.total.productive_s)}
     for cause, seconds in goodput.badput_s.items():
         parts[label_of(cause)] = (_LOST_KINDS.get(cause, "c-overhead"), seconds)
-    pieces = [Piece(kind, seconds, f"{label}: {seconds:.2f} s")
+    pieces = [BarPiece(kind, seconds, f"{label}: {seconds:.2f} s")
               for label, (kind, seconds) in parts.items()]  # fmt: skip
     whole = sum(seconds for _, seconds in parts.values())
     rows: list[Sequence[Child]] = [
@@ -100,7 +100,7 @@ def goodput_section(watched: Monitor) -> Section:
     )
 
 
-def text_section(spoken: Generate) -> Section:
+def text_section(spoken: Generate) -> PageSection:
     """What the model says, as it was trained and quantized."""
     texts = (("as trained", spoken.trained), ("quantized", spoken.quantized))
     shown = [

@@ -12,7 +12,7 @@ from ..runtime.versions import installed_versions
 from ..shown import Shown
 from .beside import Beside, figure_text
 from .scene import Moment
-from .stage import Finding, Played
+from .stage import Played, StageResult
 from .stages.check import Check
 from .stand_in import StandIn
 
@@ -21,7 +21,7 @@ RESULT, PAGE = "rehearsal.json", "report.html"
 GOOD, NOT_GOOD = 0, 1
 MARKS = {"passed": "✓", "failed": "✗", "left out": "–"}
 _STYLES = {"passed": "green", "failed": "red", "left out": "dim"}
-Found = TypeVar("Found", bound=Finding)
+Found = TypeVar("Found", bound=StageResult)
 
 
 @dataclass(frozen=True, kw_only=True)

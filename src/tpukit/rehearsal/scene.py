@@ -8,10 +8,10 @@ from typing import TypeVar
 from ..job.job import Job
 from ..runtime.progress import Progress, silent
 from .cloud import EmulatedCloud
-from .stage import Finding, LeftOut
+from .stage import LeftOut, StageResult
 from .stand_in import StandIn
 
-Found = TypeVar("Found", bound=Finding)
+Found = TypeVar("Found", bound=StageResult)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Scene:
     cloud: EmulatedCloud
     progress: Progress = silent
     moments: list[Moment] = field(default_factory=list[Moment])
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[StageResult] = field(default_factory=list[StageResult])
 
     def find(self, kind: type[Found]) -> Found:
         """Return what an earlier stage found.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Verdict = Literal["passed", "failed", "left out"]
 
 
-class Finding(Protocol):
+class StageResult(Protocol):
     """What a stage found."""
 
     @property
@@ -43,7 +43,7 @@ class Stage(Protocol):
     name: ClassVar[str]
     question: ClassVar[str]
 
-    def run(self, scene: "Scene") -> Finding:
+    def run(self, scene: "Scene") -> StageResult:
         """Play it.
 
         Raises:
@@ -73,7 +73,7 @@ class Played:
     began: float
     seconds: float
     processor_s: float
-    finding: Finding | None = None
+    finding: StageResult | None = None
     verdict: Verdict = "passed"
     why: str = ""
 

@@ -26,7 +26,7 @@ JaxState = Literal["absent", "imported", "initialised"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class EnvironmentSetting:
     """A variable's value and the reason for it."""
 
     value: str
@@ -79,7 +79,7 @@ class EnvironmentReport(Shown):
 
 def environment_for(
     platform: Platform, *, allocator: str | None = None, preallocate: bool | None = None
-) -> dict[str, Setting]:
+) -> dict[str, EnvironmentSetting]:
     """The variables that are right on `platform`, each with its reason; nothing is set.
 
     Args:
@@ -95,31 +95,31 @@ def environment_for(
             f"platform is {platform!r}; it must be 'tpu', 'gpu' or 'cpu'."
             + did_you_mean(str(platform), get_args(Platform))
         )
-    settings: dict[str, Setting] = {}
+    settings: dict[str, EnvironmentSetting] = {}
     if platform == "tpu":
-        settings["JAX_PLATFORMS"] = Setting(
+        settings["JAX_PLATFORMS"] = EnvironmentSetting(
             "tpu,cpu",
             "a missing TPU is an error, not a silent run on CPU; host arrays stay possible",
         )
     elif platform == "gpu":
-        settings["JAX_PLATFORMS"] = Setting(
+        settings["JAX_PLATFORMS"] = EnvironmentSetting(
             "cuda,cpu", "libtpu is not loaded; a missing GPU is an error, not a silent run on CPU"
         )
     else:
-        settings["JAX_PLATFORMS"] = Setting(
+        settings["JAX_PLATFORMS"] = EnvironmentSetting(
             "cpu", "libtpu is not loaded, so its lock file and its start-up cannot get in the way"
         )
     if platform != "tpu":
         # NO_GCE_CHECK would be next, but on a cloud VM it also takes away storage credentials.
-        settings["TPU_SKIP_MDS_QUERY"] = Setting(
+        settings["TPU_SKIP_MDS_QUERY"] = EnvironmentSetting(
             "1", "off a TPU VM libtpu would ask the metadata server, for minutes"
         )
     if allocator is not None:
-        settings["XLA_PYTHON_CLIENT_ALLOCATOR"] = Setting(
+        settings["XLA_PYTHON_CLIENT_ALLOCATOR"] = EnvironmentSetting(
             allocator, "asked for; only the GPU client reads it"
         )
     if preallocate is not None:
-        settings["XLA_PYTHON_CLIENT_PREALLOCATE"] = Setting(
+        settings["XLA_PYTHON_CLIENT_PREALLOCATE"] = EnvironmentSetting(
             str(preallocate).lower(), "asked for; only the GPU client reads it"
         )
     return settings

@@ -42,9 +42,9 @@ def setup_logging(level: str = "warning", json: bool = False) -> logging.Logger:
             + did_you_mean(level.lower(), LEVELS)
         )
     logger = logging.getLogger(ROOT)
-    for handler in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _OwnHandler)]:
         logger.removeHandler(handler)
-    handler = _Handler(sys.stderr)
+    handler = _OwnHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if json else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())
@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
         return json_module.dumps(fields, ensure_ascii=False, default=str)
 
 
-class _Handler(logging.StreamHandler[Any]):
+class _OwnHandler(logging.StreamHandler[Any]):
     """Marks the handler as ours, so that a second `setup_logging` finds it."""
 
 

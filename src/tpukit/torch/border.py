@@ -47,7 +47,7 @@ class Arrays:
         return self.params, self.carried, self.moving, self.fixed, self.key
 
 
-class Placement(Protocol):
+class ArgumentPlacement(Protocol):
     """Where a program's arguments lie; without one, all is on one device."""
 
     def rules(self) -> AbstractContextManager[Any]:
@@ -84,7 +84,7 @@ class ModuleProgram:
         asked: tuple[bool, ...],
         remat: RematPolicy,
         *,
-        placement: Placement | None = None,
+        placement: ArgumentPlacement | None = None,
         donate: bool = False,
     ) -> None:
         self.module, self._state, self._rebuild = module, state, rebuild

@@ -43,7 +43,7 @@ class TorchOptimizerState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """How one class of torch.optim starts and moves a parameter."""
 
     formula: Formula
@@ -136,7 +136,7 @@ def map_optimizer(
 
 
 def _transformation(
-    kind: Kind, settings: Sequence[Mapping[str, Any]], group_of: Mapping[str, int]
+    kind: OptimizerKind, settings: Sequence[Mapping[str, Any]], group_of: Mapping[str, int]
 ) -> optax.GradientTransformation:
     def init(params: Any) -> TorchOptimizerState:
         slots: dict[str, dict[str, jax.Array]] = {}
@@ -269,14 +269,14 @@ def _one_minus_power(beta: float, step: jax.Array) -> jax.Array:
 
 
 _KINDS = {
-    "SGD": Kind(_sgd, _sgd_slots),
-    "Adam": Kind(_adam, _adam_slots),
-    "AdamW": Kind(_adam, _adam_slots),
-    "Adafactor": Kind(_adafactor, _adafactor_slots),
+    "SGD": OptimizerKind(_sgd, _sgd_slots),
+    "Adam": OptimizerKind(_adam, _adam_slots),
+    "AdamW": OptimizerKind(_adam, _adam_slots),
+    "Adafactor": OptimizerKind(_adafactor, _adafactor_slots),
 }
 
 
-def _kind_of(optimizer: Any) -> Kind:
+def _kind_of(optimizer: Any) -> OptimizerKind:
     """Return the formula of exactly this class; a class derived from it may do something else."""
     import torch
 

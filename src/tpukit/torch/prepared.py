@@ -13,7 +13,7 @@ from ..models.adapters.torch_module.environment import environment
 from ..models.adapters.torch_module.nesting import take_apart
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import NO_REMAT, RematPolicy
-from .border import Arrays, ModuleProgram, Placement, call_with_gradient
+from .border import ArgumentPlacement, Arrays, ModuleProgram, call_with_gradient
 from .lru import LRUCache
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Link:
         donate: bool = False,
     ) -> None:
         self.module, self.remat, self.strict, self.donate = module, remat, strict, donate
-        self.placement: Placement | None = None  # on one device, unless somebody splits it
+        self.placement: ArgumentPlacement | None = None  # on one device, unless somebody splits it
         self.stays_eager = ""  # why the module cannot be a program, once that is known
         self.programs: LRUCache[Any, ModuleProgram] = LRUCache(max_size=programs)
         self.newer: Any = None  # a function that brings the device's values, while there are any

@@ -34,7 +34,7 @@ from .data.tokenizer_files import tokenizer_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """Everything that is decided before anything is written or compiled.
 
     Attributes:
@@ -104,7 +104,7 @@ class Prepared:
         }
 
 
-def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepared:
+def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> PreparedRun:
     """Build the step of a job on a mesh, open its data, and check each against the other.
 
     Raises:
@@ -149,7 +149,7 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
     held_out = None
     if eval_data is not None:
         held_out = open_data(eval_data, seed=settings.seed, shuffle=False, num_epochs=1, **how)
-    return Prepared(
+    return PreparedRun(
         work=work,
         mesh=mesh,
         data=data,

@@ -28,7 +28,7 @@ from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .first_params import first_params
 from .loop import LoopParts, LoopSettings, TrainingLoop
 from .model_record import record_model
-from .preparation import Prepared
+from .preparation import PreparedRun
 from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         settings: TrainingSettings,
         *,
         total_steps: int,

@@ -27,7 +27,7 @@ from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
 from .data.opening import DataSource
-from .preparation import Prepared, predicted_step, prepare
+from .preparation import PreparedRun, predicted_step, prepare
 from .result import TrainingResult
 from .run_directory import RunDirectory
 from .session import Session
@@ -263,7 +263,7 @@ class TPUTrainer:
 
     def _prepare(
         self, job: Job, train_data: DataSource | None, eval_data: DataSource | None
-    ) -> Prepared:
+    ) -> PreparedRun:
         settings = job.train
         prepared = prepare(
             job,

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tpukit.checker.flag_tuning import search as flag_search
-from tpukit.checker.flag_tuning.candidates import Candidate, CandidateGroup, load_candidates
+from tpukit.checker.flag_tuning.candidates import CandidateGroup, OptionSet, load_candidates
 from tpukit.checker.flag_tuning.search import is_better, tune_flags
 from tpukit.checker.flag_tuning.trials import FlagTrial
 from tpukit.compiler import make_request
@@ -36,7 +36,7 @@ def request_for_one_chip():
 
 
 def candidate(group, label, **options):
-    return Candidate(group, label, options, None, "a test", "here")
+    return OptionSet(group, label, options, None, "a test", "here")
 
 
 def group(name, *candidates, needs="", unseen=""):

@@ -8,7 +8,7 @@ from tpukit.checker.report.build import live_memory
 from tpukit.checker.report.collectives import collective_rows
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.memory.liveness import Schedule
-from tpukit.compiler.timeline import Machine, Network, Simulation, Span
+from tpukit.compiler.timeline import Machine, Network, Simulation, TrackSpan
 from tpukit.hardware import Slice
 
 NETWORK = Network(
@@ -92,10 +92,10 @@ def test_the_most_waited_for_comes_first(simulated):
 
 def test_memory_is_told_by_the_clock_of_the_step():
     spans = [
-        Span("core", "a", 0.0, 1.0, "hbm"),
-        Span("core", "b", 1.0, 2.0, "hbm"),
-        Span("core", "loop", 1.0, 8.0, "loop"),
-        Span("core", "c", 9.0, 1.0, "hbm"),
+        TrackSpan("core", "a", 0.0, 1.0, "hbm"),
+        TrackSpan("core", "b", 1.0, 2.0, "hbm"),
+        TrackSpan("core", "loop", 1.0, 8.0, "loop"),
+        TrackSpan("core", "c", 9.0, 1.0, "hbm"),
     ]
     # A bitcast takes no time; the loop stands behind its body and does not turn the clock back.
     schedule = Schedule(("a", "bitcast", "b", "loop", "c"), {})

@@ -13,10 +13,10 @@ from tpukit.checker.report.lanes import (
     later_turns,
     split_into_lanes,
 )
-from tpukit.compiler.timeline import Span
+from tpukit.compiler.timeline import TrackSpan
 
 SPAN = st.builds(
-    Span,
+    TrackSpan,
     track=st.sampled_from(["core", "hbm", "ici", "dcn", "host", "ici x"]),
     name=st.text(max_size=3),
     start_s=st.floats(0, 1, allow_nan=False),
@@ -55,7 +55,7 @@ def test_copies_side_by_side_get_rows_of_their_own(step):
 
 def test_tracks_are_in_reading_order_whatever_axes_there_are():
     tracks = ("other", "dcn", "ici y", "host", "core", "ici x")
-    lanes = split_into_lanes([Span(track, "a", 0.0, 1.0, "hbm") for track in tracks])
+    lanes = split_into_lanes([TrackSpan(track, "a", 0.0, 1.0, "hbm") for track in tracks])
     titles = [lane.title for lane in lanes]
     assert titles == ["Core (MXU and VPU)", "ICI x", "ICI y", "DCN", "Host link", "other"]
 
@@ -68,11 +68,11 @@ def test_turns_follow_from_how_often_the_body_runs(step):
 
 def test_a_loop_in_a_loop_turns_by_its_own_count():
     spans = [
-        Span("core", "outer", 0.0, 1.0, "loop", times=1),
-        Span("core", "before", 0.0, 0.1, "hbm", times=2),
-        Span("core", "inner", 0.1, 0.4, "loop", times=2),
-        Span("core", "body", 0.1, 0.1, "matrix", times=8),
-        Span("core", "after", 1.0, 0.5, "hbm", times=1),
+        TrackSpan("core", "outer", 0.0, 1.0, "loop", times=1),
+        TrackSpan("core", "before", 0.0, 0.1, "hbm", times=2),
+        TrackSpan("core", "inner", 0.1, 0.4, "loop", times=2),
+        TrackSpan("core", "body", 0.1, 0.1, "matrix", times=8),
+        TrackSpan("core", "after", 1.0, 0.5, "hbm", times=1),
     ]
     outer, inner = find_loops(spans)
     assert (outer.iterations, inner.iterations) == (2, 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import parse_listing, trace_call
 from tpukit.compiler.bundles.core_run import run_program
-from tpukit.compiler.bundles.listing import Bundle, BundleListing, SlotInstruction
+from tpukit.compiler.bundles.listing import InstructionBundle, InstructionListing, SlotInstruction
 from tpukit.compiler.bundles.scalar import (
     NAMESPACE,
     UNKNOWN,
@@ -113,10 +113,15 @@ def test_numbers_wrap_like_32_bit_integers(value):
 def branching(*following, region=None):
     """A program of a branch, bundles behind it, and what it goes to."""
     branch = SlotInstruction("", "sbr.rel", "target = $region9", predicate="p1_p0")
-    bundles = [Bundle("", 1, (branch,)), *(Bundle("", 1, one) for one in following)]
+    bundles = [
+        InstructionBundle("", 1, (branch,)),
+        *(InstructionBundle("", 1, one) for one in following),
+    ]
     if region is not None:
         bundles[region] = dataclasses.replace(bundles[region], regions=(8,))
-    return BundleListing((*bundles, *[Bundle("", 1, ())] * 8, Bundle("PF", 1, (), (9,))))
+    return InstructionListing(
+        (*bundles, *[InstructionBundle("", 1, ())] * 8, InstructionBundle("PF", 1, (), (9,)))
+    )
 
 
 @pytest.mark.parametrize(

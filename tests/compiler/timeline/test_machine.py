@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.compiler.timeline.machine import Machine
-from tpukit.compiler.timeline.work import Product
+from tpukit.compiler.timeline.work import MatrixProduct
 from tpukit.hardware import Slice
 
 
 def seconds(chip, dtype):
     machine = Machine.of(Slice.parse(chip), op_time_in_a_step=1.0)
-    return machine.matrix_s([Product(1e15, dtype, 0)])
+    return machine.matrix_s([MatrixProduct(1e15, dtype, 0)])
 
 
 @pytest.mark.parametrize(("chip", "times_faster"), [("v5e-1", 2.0), ("v6e-1", 2 * 0.72)])
@@ -45,5 +45,5 @@ def test_nothing_exceeds_the_peak_or_the_stated_bandwidth(name, op_time, product
     target = Slice.parse(name)
     chip, machine = target.chip, Machine.of(target, op_time_in_a_step=op_time)
     least = sum(flops / machine.peak_flops(dtype) for flops, dtype, _ in products)
-    assert machine.matrix_s([Product(*one) for one in products]) >= least
+    assert machine.matrix_s([MatrixProduct(*one) for one in products]) >= least
     assert moved / machine.hbm_s(moved) <= chip.per_device(chip.hbm_gbps).value * 1e9

@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
-from tpukit.compiler.timeline.simulation_state import Engine, Frame, Span
+from tpukit.compiler.timeline.simulation_state import Engine, Frame, TrackSpan
 from tpukit.hardware import Slice
 
 SLICE = Slice.parse("v6e-8")
@@ -711,7 +711,7 @@ def test_a_fused_sum_is_bound_by_what_takes_longer(summed, cause):
 
 
 def test_a_span_has_moved_and_multiplied_nothing_unless_it_says_so():
-    assert Span("core", "a", 0.5, 1.5, "hbm").to_dict() == {
+    assert TrackSpan("core", "a", 0.5, 1.5, "hbm").to_dict() == {
         "track": "core", "name": "a", "start_s": 0.5, "duration_s": 1.5, "cause": "hbm",
         "op_name": "", "flops": 0.0, "bytes": 0.0, "times": 1,
     }  # fmt: skip

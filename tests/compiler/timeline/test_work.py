@@ -3,7 +3,7 @@
 import pytest
 
 from tpukit.compiler.hlo import parse_hlo
-from tpukit.compiler.timeline.work import Product, work_of
+from tpukit.compiler.timeline.work import MatrixProduct, work_of
 
 MIB = 2**20
 STACK, LAYER = "bf16[8,1024,1024]{2,1,0:T(8,128)(2,1)}", "bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)}"
@@ -181,16 +181,16 @@ def test_a_product_is_fed_with_the_wider_of_its_operands():
     narrow = "s8[512,1024]{1,0:T(8,128)(4,1)}"
     flops = 2 * 512 * 1024 * 1024
     out = "f32[512,1024]{1,0:T(8,128)}"
-    expected = (Product(flops, "bf16", 512 * 1024),)
+    expected = (MatrixProduct(flops, "bf16", 512 * 1024),)
     assert fused(out, f"ROOT %r = {dot(out)}", operands=(narrow, SQUARE)).products == expected
     plain = work(dot(out, "%0", "%1"), operands=(narrow, SQUARE))
     assert plain.products == expected
     assert plain.flops == flops
     assert work(f"{SQUARE} negate(%0)", operands=(SQUARE,)).products == ()
     many = work(dot("f32[8192,1024]{1,0}", "%0", "%1"), operands=("s8[8192,1024]{1,0}", SQUARE))
-    assert many.products == (Product(16 * flops, "bf16", 2 * MIB),)
+    assert many.products == (MatrixProduct(16 * flops, "bf16", 2 * MIB),)
     wide = fused(WIDE, f"ROOT %r = {dot(WIDE)}", operands=(WIDE, SQUARE))
-    assert wide.products == (Product(2 * 1024**3, "f32", 2 * MIB),)
+    assert wide.products == (MatrixProduct(2 * 1024**3, "f32", 2 * MIB),)
 
 
 def test_products_of_fusions_inside_a_fusion_are_counted():

@@ -10,7 +10,7 @@ from tpukit.models.generation.cache import CacheSpec
 from tpukit.models.generation.forward import read_prompts, read_token
 from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.models.generation.slots import attend_slots
-from tpukit.models.transformer.mixing import Keys
+from tpukit.models.transformer.mixing import SharedKeys
 from tpukit.step import Workload
 
 
@@ -21,8 +21,8 @@ def test_fp8_slots_are_read_as_what_they_hold(changes):
     q = jax.random.normal(keys[0], (2, 1, 4, 16), jnp.bfloat16)
     held = [jax.random.normal(key, (2, 8, 2, 16)).astype(jnp.float8_e4m3fn) for key in keys[1:]]
     positions = jnp.asarray([5, 7])
-    narrow = attend_slots(layer, q, Keys(*held), positions)
-    wide = attend_slots(layer, q, Keys(*(one.astype(jnp.float32) for one in held)), positions)
+    narrow = attend_slots(layer, q, SharedKeys(*held), positions)
+    wide = attend_slots(layer, q, SharedKeys(*(one.astype(jnp.float32) for one in held)), positions)
     assert narrow.dtype == jnp.bfloat16
     np.testing.assert_allclose(
         np.asarray(narrow, np.float32), np.asarray(wide, np.float32), atol=0.02

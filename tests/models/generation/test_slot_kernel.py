@@ -11,7 +11,7 @@ from tpukit.models import get_preset
 from tpukit.models.generation.cache import CacheSpec, KeyCache, empty_cache, turn_of
 from tpukit.models.generation.mixing import TokenMixing
 from tpukit.models.generation.slot_kernel import SlotKernel
-from tpukit.models.transformer.mixing import Keys
+from tpukit.models.transformer.mixing import SharedKeys
 from tpukit.parallel import create_mesh
 
 SLOTS, ROWS = 32, 2
@@ -76,7 +76,7 @@ def test_a_layer_gets_what_it_gets_without_the_kernel(config, kernel, kv):
         @jax.jit
         def attend(cache):
             mixing = TokenMixing(cache, 1, jnp.asarray([3, SLOTS + 5]), turn, kernel)
-            return mixing.attend(layer, q, Keys(k, v), None), mixing.cache
+            return mixing.attend(layer, q, SharedKeys(k, v), None), mixing.cache
 
         return jax.tree.leaves(attend(before))
 

@@ -10,7 +10,7 @@ from served import Served
 
 from tpukit.observe.dashboard.connections import AcceptErrors, Connections
 from tpukit.observe.dashboard.library import Library
-from tpukit.observe.dashboard.memory import Memory, Reader
+from tpukit.observe.dashboard.memory import AnswerMemory, Reader
 from tpukit.observe.dashboard.queries import Query
 from tpukit.observe.dashboard.run_api import answer_about
 
@@ -111,7 +111,7 @@ def runs(tmp_path):
 def test_runs_that_are_not_looked_at_leave_memory(runs):
     library = Library([runs])
     one_run = 2000 * 9 * 8
-    library._memory = memory = Memory(run_bytes=3 * one_run)
+    library._memory = memory = AnswerMemory(run_bytes=3 * one_run)
     asked = Query({"metrics": "loss", "points": "100"})
     first = {}
     for name, one in library.runs().items():
@@ -128,7 +128,7 @@ def test_runs_that_are_not_looked_at_leave_memory(runs):
 
 def test_answers_that_were_not_asked_for_longest_are_forgotten(runs):
     made = []
-    reader = Reader(runs / "run-0", Memory(answer_bytes=1000))
+    reader = Reader(runs / "run-0", AnswerMemory(answer_bytes=1000))
 
     def ask(what):
         return reader.answer(what, 1, lambda _: made.append(what) or "x" * 300)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from xplanes import Event, Plane, xspace
 
 from tpukit.cli.app import app
-from tpukit.compiler.timeline import Span
+from tpukit.compiler.timeline import TrackSpan
 from tpukit.observe.profiling.analysis import OpShare
 from tpukit.observe.profiling.comparison import OTHER_DEVICE, SAME_DEVICE, compare, origin_of
 from tpukit.observe.profiling.steps import MeasuredStep, PredictedStep, predicted_step
@@ -54,7 +54,7 @@ def processes_of(data):
 
 
 def span(name, seconds, op_name="", *, times=1, cause="matrix", track="core"):
-    return Span(track, name, 0.0, seconds, cause, op_name, 0.0, 0.0, times)
+    return TrackSpan(track, name, 0.0, seconds, cause, op_name, 0.0, 0.0, times)
 
 
 def op(name, seconds, op_name=""):

@@ -10,7 +10,7 @@ from tpukit.compiler.hlo import matrix_flops, parse_hlo
 from tpukit.compiler.memory.sources import parse_sources
 from tpukit.errors import TPUValidationError
 from tpukit.observe.profiling.hlo_proto import FORMATS, read_program
-from tpukit.observe.profiling.programs import RecordedProgram
+from tpukit.observe.profiling.programs import ProfiledProgram
 
 
 def products(x, y):
@@ -101,13 +101,13 @@ ENTRY %main (a: bf16[4,32,64], b: bf16[4,64,16]) -> (bf16[4,32,16], s8[128]) {
 }
 """  # noqa: E501
     module = _hlo.hlo_module_from_text(text)
-    facts = RecordedProgram("m", module.as_serialized_hlo_module_proto()).facts("gemm")
+    facts = ProfiledProgram("m", module.as_serialized_hlo_module_proto()).facts("gemm")
     assert facts.matrix_flops == 2 * 4 * 32 * 64 * 16
     assert facts.is_product
 
 
 def facts_of(function, *shapes):
-    program = RecordedProgram(
+    program = ProfiledProgram(
         "p", module_of(compiled(function, *shapes)).as_serialized_hlo_module_proto()
     )
     return [program.facts(name) for name in program.module.entry.by_name]

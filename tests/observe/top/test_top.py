@@ -26,7 +26,7 @@ from tpukit.observe.readings import METRICS, Reading, Sample
 from tpukit.observe.scraping import ScrapedHost
 from tpukit.observe.top.bars import sparkline
 from tpukit.observe.top.feed import Feed
-from tpukit.observe.top.live import Keys
+from tpukit.observe.top.live import PressedKeys
 from tpukit.observe.top.screen import Screen
 
 
@@ -119,13 +119,13 @@ def test_sparklines_keep_their_width_and_show_gaps():
 
 
 def test_keys_choose_and_take_back():
-    keys = Keys().press("h")
+    keys = PressedKeys().press("h")
     assert keys.view == "hosts"
     assert keys.press("h").view == "auto"
     assert keys.press("?").help
     assert not keys.press("?").press("x").help
-    assert Keys().press("q").quit
-    assert Keys().press("s").by_duty
+    assert PressedKeys().press("q").quit
+    assert PressedKeys().press("s").by_duty
 
 
 def test_a_recording_is_shown_as_it_ends(tmp_path):

@@ -7,8 +7,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpukit.compiler import compile_for
 from tpukit.compiler.hlo.collectives import find_collective
-from tpukit.compiler.timeline.network import Exchange
-from tpukit.pods.multipod.compression import Residuals, compressed_sum
+from tpukit.compiler.timeline.network import SliceExchange
+from tpukit.pods.multipod.compression import RoundingResiduals, compressed_sum
 from tpukit.pods.multipod.strategy import AllReduceStrategy, PodTopology
 from tpukit.pods.multipod.sums import DCN, ICI, sum_over_devices
 
@@ -25,7 +25,7 @@ def compiled(strategy, topology=PodTopology.MESH, *, compress=False):
     def add_up(rows):
         if compress:
             piece = jax.lax.psum_scatter(rows[0], ICI, tiled=True)
-            piece, _ = compressed_sum(piece, Residuals.zeros(piece.size, 2), 2)
+            piece, _ = compressed_sum(piece, RoundingResiduals.zeros(piece.size, 2), 2)
             return jax.lax.all_gather(piece, ICI, tiled=True)[None]
         return sum_over_devices(
             rows[0], strategy=strategy, topology=topology, pods=2, chips=8, order=(0, 1)
@@ -40,7 +40,7 @@ def instructions(step):
 
 
 def between_slices(step):
-    return [Exchange.of(one) for one in instructions(step) if one.opcode == "send"]
+    return [SliceExchange.of(one) for one in instructions(step) if one.opcode == "send"]
 
 
 def test_the_hierarchical_sum_crosses_between_slices_once():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from tpukit.pods.multipod.compression import BLOCK, Residuals, compressed_sum
+from tpukit.pods.multipod.compression import BLOCK, RoundingResiduals, compressed_sum
 from tpukit.pods.multipod.strategy import AllReduceStrategy, PodTopology, neighbourly_order
 from tpukit.pods.multipod.sums import DCN, ICI, sum_over_devices
 
@@ -91,7 +91,7 @@ def test_rounding_loses_only_what_it_still_carries(pods, chips):
 
     def one(rows, sent, summed):
         piece = jax.lax.psum_scatter(rows[0], ICI, tiled=True)
-        found, left = compressed_sum(piece, Residuals(sent[0], summed[0]), pods)
+        found, left = compressed_sum(piece, RoundingResiduals(sent[0], summed[0]), pods)
         found = jax.lax.all_gather(found, ICI, tiled=True)
         return found[None], left.sent[None], left.summed[None]
 
@@ -118,7 +118,7 @@ def test_rounding_loses_only_what_it_still_carries(pods, chips):
 def test_rounded_sums_send_a_quarter_of_the_bytes():
     def one(rows):
         piece = jax.lax.psum_scatter(rows[0], ICI, tiled=True)
-        none = Residuals.zeros(piece.size, 2)
+        none = RoundingResiduals.zeros(piece.size, 2)
         return compressed_sum(piece, none, 2)[0][None]
 
     text = on_devices(one, mesh_of(2, 4)).lower(jnp.zeros((8, 8 * BLOCK))).as_text()

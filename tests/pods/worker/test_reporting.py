@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.pods import report_step
-from tpukit.records.reporting import MARK, Report, read_report, report_stop
+from tpukit.records.reporting import MARK, ProcessReport, read_report, report_stop
 
 
 def test_steps_are_told_where_somebody_listens(capfd, monkeypatch):
@@ -16,9 +16,9 @@ def test_steps_are_told_where_somebody_listens(capfd, monkeypatch):
     output = capfd.readouterr().out
     assert output.startswith('@tpukit {"step": 2, "loss": 0.1}\n')
     assert [read_report(line) for line in output.splitlines()] == [
-        Report(2, 0.1),
-        Report(3),
-        Report(3, None, "preempted"),
+        ProcessReport(2, 0.1),
+        ProcessReport(3),
+        ProcessReport(3, None, "preempted"),
     ]
 
 

@@ -10,7 +10,7 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.providers.protocol import StepCompleted
 from tpukit.rehearsal.scene import Scene
 from tpukit.rehearsal.stages import preempt as stage
-from tpukit.rehearsal.stages.launch import Launch
+from tpukit.rehearsal.stages.launch import CalmRun
 from tpukit.rehearsal.stand_in import StandIn
 
 JOB_60 = JOB.replace({"train.steps": 60, "train.checkpoint_every": 10})
@@ -26,7 +26,7 @@ def scene():
     )
     made = Scene(JOB, StandIn(JOB_60, True, ()), None, cloud)
     calm = launched("undisturbed", [attempt(1, (1, 60), Cause.DONE)])
-    made.findings.append(Launch(calm, None, Figure.missing("nats", "none"), "a cloud"))
+    made.findings.append(CalmRun(calm, None, Figure.missing("nats", "none"), "a cloud"))
     return made
 
 

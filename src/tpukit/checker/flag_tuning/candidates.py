@@ -11,7 +11,7 @@ from ...compiler.compiled import CompiledStep
 
 
 @dataclass(frozen=True)
-class Candidate:
+class OptionSet:
     """Options that are tried together.
 
     Attributes:
@@ -46,9 +46,9 @@ class CandidateGroup:
     question: str
     needs: str
     unseen: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[OptionSet, ...]
 
-    def candidates_for(self, generation: str) -> tuple[Candidate, ...]:
+    def candidates_for(self, generation: str) -> tuple[OptionSet, ...]:
         """The candidates of one TPU generation."""
         return tuple(
             one
@@ -78,7 +78,7 @@ def _group(entry: Mapping[str, Any], sources: Mapping[str, str]) -> CandidateGro
         needs=entry.get("needs", ""),
         unseen=entry.get("unseen", ""),
         candidates=tuple(
-            Candidate(
+            OptionSet(
                 group=entry["name"],
                 label=one["label"],
                 options=one["options"],

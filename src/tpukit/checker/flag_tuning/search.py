@@ -16,7 +16,7 @@ from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, se
 from ...runtime.flags.setting import check_flags
 from ...runtime.progress import Progress, watched
 from ..compiling import lower_job
-from .candidates import Candidate, CandidateGroup, load_candidates
+from .candidates import CandidateGroup, OptionSet, load_candidates
 from .trials import FlagSearch, FlagTrial
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def tune_flags(
         request = make_request(
             workload, on, *args, mesh=mesh, donate_argnums=donate_argnums, options=started
         )
-    search = _Search(
+    search = _FlagSearch(
         request=request,
         registry=registry,
         budget=budget,
@@ -102,7 +102,7 @@ def tune_flags(
 
 
 @dataclass
-class _Search:
+class _FlagSearch:
     request: CompileRequest
     registry: FlagRegistry
     budget: int
@@ -151,7 +151,7 @@ class _Search:
             self.skipped.append((f"{group.name} by its time", group.unseen))
         return sorted(better, key=lambda trial: trial.order)[: self.beam]
 
-    def _refuse_or_pose(self, candidate: Candidate, kept: list[FlagTrial]) -> list[FlagTrial]:
+    def _refuse_or_pose(self, candidate: OptionSet, kept: list[FlagTrial]) -> list[FlagTrial]:
         posed: list[FlagTrial] = []
         for parent in kept:
             wanted = {**parent.options, **candidate.options}
@@ -163,7 +163,7 @@ class _Search:
                 self._record(FlagTrial(names=names, options=wanted, refusal=str(error)))
         return posed
 
-    def _already_default(self, candidate: Candidate) -> str:
+    def _already_default(self, candidate: OptionSet) -> str:
         flags = {name: self.registry.get(name) for name in candidate.options}
         same = [
             flag is not None and flag.default == flag.render(candidate.options[name])

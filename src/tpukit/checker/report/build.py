@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...compiler.memory.liveness import Schedule, parse_live_ranges
-from ...compiler.timeline import Machine, Network, Span
+from ...compiler.timeline import Machine, Network, TrackSpan
 from ...hardware import Slice
 from ..capture_view import capture_facts
 from .collectives import collective_rows
@@ -76,7 +76,7 @@ def roofs_of(target: Slice) -> ChipData:
 
 
 def live_memory(
-    curve: Sequence[tuple[int, int]], schedule: Schedule, spans: Sequence[Span]
+    curve: Sequence[tuple[int, int]], schedule: Schedule, spans: Sequence[TrackSpan]
 ) -> list[list[float]]:
     """(seconds, bytes) for each point of a memory curve; a loop's body is in its first iteration.
 

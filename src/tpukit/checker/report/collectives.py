@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...compiler.hlo import Collective, Computation, HloModule, Instruction, find_collective
-from ...compiler.timeline import Network, Span
+from ...compiler.timeline import Network, TrackSpan
 from ...compiler.timeline.work import work_of
 from .schema import CollectiveData
 
@@ -31,7 +31,7 @@ class _Started:
 
 
 @dataclass
-class _Row:
+class _CollectiveRow:
     times: int = 0
     seconds: float = 0.0
     exposed_s: float = 0.0
@@ -39,7 +39,7 @@ class _Row:
 
 
 def collective_rows(
-    module: HloModule, spans: Sequence[Span], network: Network
+    module: HloModule, spans: Sequence[TrackSpan], network: Network
 ) -> list[CollectiveData]:
     """Join the program's collectives with the times the simulation gave them.
 
@@ -47,7 +47,7 @@ def collective_rows(
     for longest comes first.
     """
     found, waits = _find(module, network, {span.name for span in spans})
-    rows: defaultdict[tuple[str, int, int], _Row] = defaultdict(_Row)
+    rows: defaultdict[tuple[str, int, int], _CollectiveRow] = defaultdict(_CollectiveRow)
     for span in spans:
         started = found.get(span.name)
         if started is not None:
@@ -76,7 +76,7 @@ def collective_rows(
     ]
 
 
-def _row(rows: Mapping[tuple[str, int, int], _Row], started: _Started) -> _Row:
+def _row(rows: Mapping[tuple[str, int, int], _CollectiveRow], started: _Started) -> _CollectiveRow:
     one = started.collective
     return rows[one.kind, one.group_size, one.bytes]
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...compiler.timeline import Span
+from ...compiler.timeline import TrackSpan
 
 # The order in which a person reads them, with what each shows.
 TRACK_TITLES = {
@@ -34,7 +34,7 @@ class Lane:
 
     track: str
     number: int
-    spans: tuple[tuple[int, int, Span], ...]
+    spans: tuple[tuple[int, int, TrackSpan], ...]
 
     @property
     def title(self) -> str:
@@ -56,9 +56,9 @@ def _rank(track: str) -> int:
     return known.index(kind) if kind in known else len(known)
 
 
-def split_into_lanes(spans: Sequence[Span]) -> list[Lane]:
+def split_into_lanes(spans: Sequence[TrackSpan]) -> list[Lane]:
     """Lay out spans, tracks in reading order, with as few rows as a greedy pass finds."""
-    tracks: defaultdict[str, list[tuple[int, int, Span]]] = defaultdict(list)
+    tracks: defaultdict[str, list[tuple[int, int, TrackSpan]]] = defaultdict(list)
     for span in spans:
         tracks[span.track].append((*nanoseconds(span), span))
     order = sorted(tracks, key=lambda track: (_rank(track), track))
@@ -69,13 +69,15 @@ def split_into_lanes(spans: Sequence[Span]) -> list[Lane]:
     ]
 
 
-def nanoseconds(span: Span) -> tuple[int, int]:
+def nanoseconds(span: TrackSpan) -> tuple[int, int]:
     """Start and end; both are rounded, so that what touches or nests still does."""
     return round(span.start_s * 1e9), round((span.start_s + span.duration_s) * 1e9)
 
 
-def _rows(spans: list[tuple[int, int, Span]], *, nest: bool) -> list[list[tuple[int, int, Span]]]:
-    rows: list[list[tuple[int, int, Span]]] = []
+def _rows(
+    spans: list[tuple[int, int, TrackSpan]], *, nest: bool
+) -> list[list[tuple[int, int, TrackSpan]]]:
+    rows: list[list[tuple[int, int, TrackSpan]]] = []
     open_until: list[list[int]] = []
     # A loop goes before the op that opens it, also where both are equally long.
     for entry in sorted(spans, key=lambda one: (one[0], -one[1], one[2].cause != "loop")):
@@ -102,7 +104,7 @@ class Loop:
         iteration_s: Length of one iteration.
     """
 
-    span: Span
+    span: TrackSpan
     iterations: int
 
     @property
@@ -116,7 +118,7 @@ class Loop:
         return self.span.start_s + self.span.duration_s
 
 
-def find_loops(spans: Sequence[Span]) -> list[Loop]:
+def find_loops(spans: Sequence[TrackSpan]) -> list[Loop]:
     """Every loop of the core's track with its number of iterations, in order of time."""
     core = sorted(
         (span for span in spans if span.track == "core"),
@@ -175,7 +177,7 @@ class FoldedAxis:
         return min(seconds, start) - self._removed[count - 1] + max(0.0, seconds - end)
 
 
-def later_turns(loops: Sequence[Loop]) -> list[Span]:
+def later_turns(loops: Sequence[Loop]) -> list[TrackSpan]:
     """A span for the iterations of each loop that a simulation leaves empty."""
     nanosecond = 1e-9  # apart from the first iteration, so that rounding never lets them cross
     return [

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...compiler.timeline import Span
+from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.files import write_output
 from .lanes import Lane, find_loops, later_turns, split_into_lanes
@@ -44,7 +44,7 @@ class Predicted(Protocol):
     """Whatever has spans: a `StepPrediction`, or a report read back."""
 
     @property
-    def spans(self) -> Sequence[Span]:
+    def spans(self) -> Sequence[TrackSpan]:
         """What runs when."""
         ...
 
@@ -125,7 +125,7 @@ class Trace:
     @classmethod
     def of(
         cls,
-        spans: Sequence[Span],
+        spans: Sequence[TrackSpan],
         *,
         name: str,
         memory: Sequence[Sequence[float]] = (),
@@ -141,7 +141,7 @@ class Trace:
         return cls(name, tuple(split_into_lanes(whole)), tuple(highest.items()), origin)
 
 
-def arguments_of(span: Span, origin: str = ORIGIN) -> dict[str, str | int | float]:
+def arguments_of(span: TrackSpan, origin: str = ORIGIN) -> dict[str, str | int | float]:
     """What a slice says of itself when it is clicked."""
     return {
         "cause": span.cause,
@@ -218,7 +218,7 @@ def _track(uuid: int, title: str, parent: int) -> bytes:
 
 
 def _slices(
-    uuid: int, spans: tuple[tuple[int, int, Span], ...], origin: str
+    uuid: int, spans: tuple[tuple[int, int, TrackSpan], ...], origin: str
 ) -> Iterator[tuple[int, bytes]]:
     """Begins and ends in order of time: a begin opens inside what is open, an end closes it."""
     still_open: list[int] = []
@@ -232,7 +232,7 @@ def _slices(
         yield still_open.pop(), finish
 
 
-def _begin(uuid: int, span: Span, origin: str) -> bytes:
+def _begin(uuid: int, span: TrackSpan, origin: str) -> bytes:
     event = number(TYPE, BEGIN) + number(TRACK, uuid)
     event += text(CATEGORY, span.cause) + text(EVENT_NAME, span.name)
     for key, value in arguments_of(span, origin).items():

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # typing's own cannot be checked before Python 3.12
 
-from ...compiler.timeline import Span
+from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
 from ...plain_data import damaged_as, read_json
@@ -79,7 +79,7 @@ class Report(TypedDict, total=False):
         host_memory: `HostMemory.to_dict()`; None for a bare function.
         live_memory: (seconds, bytes of HBM) over one step, a loop's body once.
         prediction: `StepPrediction.to_dict()`, or None with `no_prediction`.
-        spans: `Span.to_dict()` of all that runs in a step, a loop's body once.
+        spans: `TrackSpan.to_dict()` of all that runs in a step, a loop's body once.
         collectives: Where the communication is.
         compile: How it was made: compile_s, stage, from_cache, flops_per_device, code_bytes.
         operations: How many fusions, kernels, loops and copies the program has, a loop's body once.
@@ -153,7 +153,7 @@ class RecordedStep:
     """A predicted step as a report remembers it: enough for a trace."""
 
     name: str
-    spans: tuple[Span, ...]
+    spans: tuple[TrackSpan, ...]
 
     @classmethod
     def of(cls, report: Report) -> "RecordedStep":
@@ -163,12 +163,12 @@ class RecordedStep:
         return cls(name, spans_of(report))
 
 
-def spans_of(report: Report) -> tuple[Span, ...]:
+def spans_of(report: Report) -> tuple[TrackSpan, ...]:
     """The spans of a report as objects, in their order."""
-    known = {entry.name for entry in fields(Span)}
+    known = {entry.name for entry in fields(TrackSpan)}
     try:
         return tuple(
-            Span(**{name: value for name, value in entry.items() if name in known})
+            TrackSpan(**{name: value for name, value in entry.items() if name in known})
             for entry in report.get("spans") or ()
         )
     except (TypeError, AttributeError) as error:

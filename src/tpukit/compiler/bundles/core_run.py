@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import BundleListing
+from .listing import InstructionListing
 from .scalar import ADDRESS, UNKNOWN, allocation_address, operand_address, operand_of
 from .segments import Segment, cut_segments
 from .units import Core
@@ -164,7 +164,7 @@ class RunningCore:
 
 
 def run_program(
-    listing: BundleListing,
+    listing: InstructionListing,
     core: Core,
     *,
     core_number: int = 0,

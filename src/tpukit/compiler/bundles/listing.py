@@ -67,7 +67,7 @@ class SlotInstruction:
 
 
 @dataclass(frozen=True)
-class Bundle:
+class InstructionBundle:
     """What the core issues in one cycle.
 
     Attributes:
@@ -83,10 +83,10 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class BundleListing:
+class InstructionListing:
     """A kernel's whole program."""
 
-    bundles: tuple[Bundle, ...] = field(repr=False)
+    bundles: tuple[InstructionBundle, ...] = field(repr=False)
 
     @cached_property
     def region_starts(self) -> dict[int, int]:
@@ -103,7 +103,7 @@ class BundleListing:
         return any(one.reads_core_id for bundle in self.bundles for one in bundle.instructions)
 
 
-def parse_listing(text: str) -> BundleListing:
+def parse_listing(text: str) -> InstructionListing:
     """Read the text of a `*-final_bundles.txt`.
 
     Raises:
@@ -116,7 +116,7 @@ def parse_listing(text: str) -> BundleListing:
     heads = list(_BUNDLE.finditer(plain))
     if not heads:
         raise _unreadable("it holds no bundle")
-    bundles: list[Bundle] = []
+    bundles: list[InstructionBundle] = []
     for number, head in enumerate(heads):
         if int(head[1], 16) != number:
             raise _unreadable(f"bundle {number:#x} is missing")
@@ -126,14 +126,14 @@ def parse_listing(text: str) -> BundleListing:
             raise _unreadable(f"bundle {number:#x} has no end")
         slots = (slot.strip() for slot in inside.split(" ;; "))
         bundles.append(
-            Bundle(
+            InstructionBundle(
                 label=head[2] or "",
                 depth=head[3].count(">"),
                 instructions=tuple(_instruction(slot) for slot in slots if slot),
                 regions=tuple(int(region) for region in _STARTS.findall(after)),
             )
         )
-    return BundleListing(tuple(bundles))
+    return InstructionListing(tuple(bundles))
 
 
 def _instruction(slot: str) -> SlotInstruction:

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .listing import Bundle
-from .units import Core, Reading, read_opcode
+from .listing import InstructionBundle
+from .units import Core, OpcodeReading, read_opcode
 
 _TAKES_ENGINE = ("product", "weights", "lanes", "permute", "transpose")
 
@@ -38,7 +38,7 @@ class Stretch:
 class _Queues:
     """What comes out of the matrix units and the transposers."""
 
-    def __init__(self, bundles: Sequence[Bundle]) -> None:
+    def __init__(self, bundles: Sequence[InstructionBundle]) -> None:
         rows: Counter[str] = Counter()
         pops: Counter[str] = Counter()
         for bundle in bundles:
@@ -56,7 +56,7 @@ class _Queues:
         self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._last_pop: dict[str, int] = {}
 
-    def put(self, reading: Reading, at: int) -> None:
+    def put(self, reading: OpcodeReading, at: int) -> None:
         """A product or transposition was started whose first result is there at `at`."""
         if reading.buffer is not None:
             self._buffers[reading.engine][reading.buffer] = at
@@ -64,7 +64,7 @@ class _Queues:
             self._rows_in[reading.engine] += _rows(reading)
             self._queued[reading.engine].append((self._rows_in[reading.engine], at))
 
-    def take(self, reading: Reading, now: int, spacing: int) -> int:
+    def take(self, reading: OpcodeReading, now: int, spacing: int) -> int:
         """When the next result can be taken, which it then is."""
         engine = reading.engine
         if reading.buffer is not None:
@@ -85,18 +85,18 @@ class _Queues:
         return ready
 
 
-def _starts(reading: Reading) -> bool:
+def _starts(reading: OpcodeReading) -> bool:
     """Whether results will come out of a queue for it."""
     return reading.kind == "product" or (reading.kind == "transpose" and reading.opens)
 
 
-def _rows(reading: Reading) -> int:
+def _rows(reading: OpcodeReading) -> int:
     """Rows one product takes, relative to 32-bit operands: narrower ones are packed."""
     found = re.search(r"[1-9]\d*", reading.number_format)
     return max(1, 32 // int(found[0])) if found else 1
 
 
-def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
+def time_stretch(bundles: Sequence[InstructionBundle], core: Core) -> Stretch:
     """Issue a stretch of bundles on an idle core."""
     queues = _Queues(bundles)
     results: dict[str, int] = {}

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import NEVER, BundleListing, SlotInstruction
+from .listing import NEVER, InstructionListing, SlotInstruction
 from .scalar import (
     NAMESPACE,
     address_source,
@@ -61,7 +61,7 @@ class _Branch:
     target: int
 
 
-def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
+def cut_segments(listing: InstructionListing, core: Core) -> dict[int, Segment]:
     """Every segment of a program, by its first address."""
     branches = list(_branches(listing, core))
     cuts = {0, len(listing.bundles)}
@@ -100,7 +100,7 @@ def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
     return segments
 
 
-def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
+def _branches(listing: InstructionListing, core: Core) -> Iterator[_Branch]:
     for address, bundle in enumerate(listing.bundles):
         for one in bundle.instructions:
             if not one.opcode.startswith("sbr"):
@@ -118,7 +118,9 @@ def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
             yield _Branch(address, address + 1 + slots, target)
 
 
-def _delay_slots(listing: BundleListing, address: int, branch: SlotInstruction, core: Core) -> int:
+def _delay_slots(
+    listing: InstructionListing, address: int, branch: SlotInstruction, core: Core
+) -> int:
     """How many bundles after a branch are issued even when it is taken.
 
     Older generations have a fixed number. TPU7x has up to six, which the listing does not state.
@@ -171,7 +173,7 @@ def _has_side_effect(one: SlotInstruction) -> bool:
 class _Names:
     """Which values leave the segment that computes them, and which registers a phi reads."""
 
-    def __init__(self, listing: BundleListing, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, listing: InstructionListing, ranges: Sequence[tuple[int, int]]) -> None:
         self.phi_registers: set[str] = set()
         read_in: defaultdict[str, set[int]] = defaultdict(set)
         made_in: dict[str, int] = {}

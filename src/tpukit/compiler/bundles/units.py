@@ -33,7 +33,7 @@ _WEIGHT_FORMAT = re.compile(r"vmatpush\d?\.(?:msk\.)?(bf16|bf8|f8\w*|s\d|u\d)")
 
 
 @dataclass(frozen=True)
-class Reading:
+class OpcodeReading:
     """What an opcode says of itself.
 
     Attributes:
@@ -57,7 +57,7 @@ class Reading:
 
 
 @lru_cache(maxsize=65536)
-def read_opcode(opcode: str) -> Reading:
+def read_opcode(opcode: str) -> OpcodeReading:
     """Classify an opcode as the compiler writes it."""
     matching: list[Unit] = [unit for unit, pattern in _UNIT_OF if pattern.match(opcode)]
     unit: Unit = matching[0] if matching else "NONE"
@@ -67,26 +67,26 @@ def read_opcode(opcode: str) -> Reading:
     buffer = int(entry[1]) if entry else None
     if opcode.startswith("vmatmul"):
         found = _MATRIX_FORMAT.match(opcode)
-        return Reading(unit, name, "product", buffer, found[1] if found else "")
+        return OpcodeReading(unit, name, "product", buffer, found[1] if found else "")
     if opcode.startswith("vmatpush"):
         found = _WEIGHT_FORMAT.match(opcode)
         how = "transposed" if ".xpose" in opcode else "plain" if found else "wide"
-        return Reading(unit, name, "weights", number_format=how)
+        return OpcodeReading(unit, name, "weights", number_format=how)
     if unit == "VPOP":
         if ".mr" in opcode:
-            return Reading(unit, name, "result", buffer)
-        return Reading(unit, name, "transposed" if ".trf" in opcode else "quick")
+            return OpcodeReading(unit, name, "result", buffer)
+        return OpcodeReading(unit, name, "transposed" if ".trf" in opcode else "quick")
     if unit == "XLU":
         if opcode == "vpush":
-            return Reading(unit, name, "to_scalar")
+            return OpcodeReading(unit, name, "to_scalar")
         if opcode.startswith("vxpose"):
-            return Reading(unit, name, "transpose", opens=".start" in opcode)
+            return OpcodeReading(unit, name, "transpose", opens=".start" in opcode)
         if opcode.startswith("vset"):
-            return Reading(unit, name, "quick")
-        return Reading(unit, name, "lanes" if ".xlane" in opcode else "permute")
+            return OpcodeReading(unit, name, "quick")
+        return OpcodeReading(unit, name, "lanes" if ".xlane" in opcode else "permute")
     if unit == "EUP":
-        return Reading(unit, name, "special")
-    return Reading(unit, name, "plain" if unit == "VALU" else "quick")
+        return OpcodeReading(unit, name, "special")
+    return OpcodeReading(unit, name, "plain" if unit == "VALU" else "quick")
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class Core:
         rows = _PACKED_ROWS / self.matrix_spacing["default"]
         return 2 * rows * mxu_size**2 * self.slots["MXU"]
 
-    def engine(self, reading: Reading) -> str:
+    def engine(self, reading: OpcodeReading) -> str:
         """What it takes for that long."""
         beside = reading.kind == "weights" and self.weights_beside_products
         return f"{reading.engine} weights" if beside else reading.engine
 
-    def spacing(self, reading: Reading) -> int:
+    def spacing(self, reading: OpcodeReading) -> int:
         """Cycles its engine is taken."""
         if reading.kind == "product":
             names = [name for name in self.matrix_spacing if reading.number_format.startswith(name)]
@@ -129,7 +129,7 @@ class Core:
             return self.lane_spacing
         return 1
 
-    def result_cycles(self, reading: Reading) -> int:
+    def result_cycles(self, reading: OpcodeReading) -> int:
         """Cycles until what it produces can be used."""
         if reading.kind == "product":
             integer = reading.number_format[:1] in ("s", "u")

@@ -55,7 +55,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class BufferAllocation:
     """A stretch of memory that lives as long as the program.
 
     Attributes:
@@ -78,7 +78,7 @@ class Allocation:
     values: tuple[Value, ...]
 
 
-def parse_assignment(text: str) -> tuple[Allocation, ...]:
+def parse_assignment(text: str) -> tuple[BufferAllocation, ...]:
     """Read a buffer-assignment listing.
 
     Raises:
@@ -103,10 +103,10 @@ def parse_assignment(text: str) -> tuple[Allocation, ...]:
     return tuple(_allocation(head, inside) for head, inside in zip(heads, values, strict=True))
 
 
-def _allocation(head: re.Match[str], values: list[Value]) -> Allocation:
+def _allocation(head: re.Match[str], values: list[Value]) -> BufferAllocation:
     about = head[3]
     color, parameter = _COLOR.search(about), _PARAMETER.search(about)
-    return Allocation(
+    return BufferAllocation(
         number=int(head[1]),
         size_bytes=int(head[2]),
         color=int(color[1]) if color else HBM,
@@ -120,8 +120,8 @@ def _allocation(head: re.Match[str], values: list[Value]) -> Allocation:
 
 
 def move_to_host(
-    allocations: tuple[Allocation, ...], host_instructions: Collection[str]
-) -> tuple[Allocation, ...]:
+    allocations: tuple[BufferAllocation, ...], host_instructions: Collection[str]
+) -> tuple[BufferAllocation, ...]:
     """The same allocations with those that only the host computes in counted as host memory.
 
     The compiler lists them like those of HBM, and the total of its report counts them; its test
@@ -132,13 +132,13 @@ def move_to_host(
         host_instructions: Names of the instructions that run on the host.
     """
 
-    def is_of_host(one: Allocation) -> bool:
+    def is_of_host(one: BufferAllocation) -> bool:
         names = [value.instruction for value in one.values]
         return one.is_private and bool(names) and all(name in host_instructions for name in names)
 
     return tuple(replace(one, color=HOST) if is_of_host(one) else one for one in allocations)
 
 
-def total_bytes(allocations: tuple[Allocation, ...], color: int = HBM) -> int:
+def total_bytes(allocations: tuple[BufferAllocation, ...], color: int = HBM) -> int:
     """All allocations of one memory together: for HBM, the figure the compiler tests."""
     return sum(one.size_bytes for one in allocations if one.color == color)

@@ -6,15 +6,17 @@ from math import prod
 
 from ..hlo.shape import HBM
 from ..program.lowered import ProgramFacts
-from .assignment import Allocation
-from .report import Finding
+from .assignment import BufferAllocation
+from .report import ArgumentFinding
 
 # Below this share of what the arguments take, a finding is noise.
 _LARGE_SHARE = 0.01
 _LARGE_BYTES = 2**20
 
 
-def find_waste(allocations: Sequence[Allocation], facts: ProgramFacts) -> tuple[Finding, ...]:
+def find_waste(
+    allocations: Sequence[BufferAllocation], facts: ProgramFacts
+) -> tuple[ArgumentFinding, ...]:
     """Donation mistakes and large replicated arguments, the most expensive first."""
     arguments = [
         one
@@ -31,17 +33,17 @@ def find_waste(allocations: Sequence[Allocation], facts: ProgramFacts) -> tuple[
 
 
 def _not_donated(
-    allocations: Sequence[Allocation],
-    arguments: Sequence[Allocation],
+    allocations: Sequence[BufferAllocation],
+    arguments: Sequence[BufferAllocation],
     facts: ProgramFacts,
     least: float,
-) -> list[Finding]:
+) -> list[ArgumentFinding]:
     results = Counter(
         str(one.values[-1].shape)
         for one in allocations
         if one.is_live_out and one.parameter is None and not one.is_output_table and one.values
     )
-    found: list[Finding] = []
+    found: list[ArgumentFinding] = []
     for one in arguments:
         shape = str(one.values[0].shape) if one.values else ""
         number = one.parameter or 0
@@ -50,7 +52,7 @@ def _not_donated(
         results[shape] -= 1
         name = facts.argument_names[number]
         found.append(
-            Finding(
+            ArgumentFinding(
                 kind="not donated",
                 what=f"{name} {shape}",
                 size_bytes=one.size_bytes,
@@ -61,17 +63,17 @@ def _not_donated(
 
 
 def _replicated(
-    arguments: Sequence[Allocation], facts: ProgramFacts, least: float
-) -> list[Finding]:
+    arguments: Sequence[BufferAllocation], facts: ProgramFacts, least: float
+) -> list[ArgumentFinding]:
     devices = prod(size for _, size in facts.mesh_axes)
-    found: list[Finding] = []
+    found: list[ArgumentFinding] = []
     for one in arguments:
         number = one.parameter or 0
         if devices > 1 and facts.argument_copies[number] == devices and one.size_bytes >= least:
             name = facts.argument_names[number]
             shape = one.values[0].shape if one.values else ""
             found.append(
-                Finding(
+                ArgumentFinding(
                     kind="replicated",
                     what=f"{name} {shape}",
                     size_bytes=one.size_bytes,

@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from .assignment import Allocation, Value
+from .assignment import BufferAllocation, Value
 
 _POSITION = re.compile(r"    (\d+):(\S+)")
 _RANGE = re.compile(r"    (\S+?)(\{[\d,]*\}):(\d+)-(\d+)")
@@ -58,7 +58,7 @@ def parse_live_ranges(text: str) -> Schedule:
     return Schedule(tuple(order[index] for index in sorted(order)), ranges)
 
 
-def find_tenancies(heap: Allocation, schedule: Schedule) -> list[Tenancy]:
+def find_tenancies(heap: BufferAllocation, schedule: Schedule) -> list[Tenancy]:
     """The buffers that share a heap, each with its life; values without a known life are left out.
 
     Values are joined when they lie at the same address and their lives overlap.

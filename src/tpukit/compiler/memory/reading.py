@@ -9,7 +9,7 @@ from ..dump import Listings
 from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST, reads_program
 from ..program.lowered import ProgramFacts
-from .assignment import Allocation, Value, move_to_host, parse_assignment, total_bytes
+from .assignment import BufferAllocation, Value, move_to_host, parse_assignment, total_bytes
 from .attribution import (
     CATEGORIES,
     Attributor,
@@ -59,7 +59,7 @@ def read_memory(
     fixed = total_bytes(allocations) - sum(heap.allocation.size_bytes for heap in hbm_heaps)
     use = [sum(levels) for levels in zip(*(heap.use for heap in hbm_heaps), strict=True)]
     moment = max(range(len(use)), key=use.__getitem__) if use else 0
-    writer = _Writer(facts, attributor, sources, moment)
+    writer = _BufferWriter(facts, attributor, sources, moment)
     arguments = [one for one in allocations if one.parameter is not None and one.color == HBM]
     fresh = [
         one for one in allocations if one.is_live_out and one.parameter is None and one.color == HBM
@@ -112,11 +112,13 @@ def _host_instructions(module: HloModule) -> set[str]:
 class _Heap:
     """A heap with the buffers that share it."""
 
-    def __init__(self, allocation: Allocation, tenancies: list[Tenancy], use: list[int]) -> None:
+    def __init__(
+        self, allocation: BufferAllocation, tenancies: list[Tenancy], use: list[int]
+    ) -> None:
         self.allocation, self.tenancies, self.use = allocation, tenancies, use
 
     @classmethod
-    def of(cls, allocation: Allocation, schedule: Schedule) -> "_Heap":
+    def of(cls, allocation: BufferAllocation, schedule: Schedule) -> "_Heap":
         tenancies = find_tenancies(allocation, schedule)
         length = max((one.end for one in tenancies), default=0)
         return cls(
@@ -124,7 +126,7 @@ class _Heap:
         )
 
 
-class _Writer:
+class _BufferWriter:
     """Writes each stretch of memory down as a `Buffer`."""
 
     def __init__(
@@ -133,7 +135,7 @@ class _Writer:
         self.facts, self.attributor, self.sources, self.moment = facts, attributor, sources, moment
         self.categories = argument_categories(facts)
 
-    def argument(self, one: Allocation) -> Buffer:
+    def argument(self, one: BufferAllocation) -> Buffer:
         names = self.facts.argument_names
         known = one.parameter is not None and one.parameter < len(names)
         name = names[one.parameter or 0] if known else f"argument {one.parameter}"
@@ -142,20 +144,20 @@ class _Writer:
         value = max(one.values, key=lambda value: value.size_bytes)
         return self._buffer(purpose, value, one.size_bytes, one.color, name, None, True)
 
-    def result(self, one: Allocation) -> Buffer:
+    def result(self, one: BufferAllocation) -> Buffer:
         value = one.values[-1]
         return self._buffer(
             "results", value, one.size_bytes, one.color, *self._origin(value), at_peak=True
         )
 
-    def offloaded_computation(self, one: Allocation) -> Buffer:
+    def offloaded_computation(self, one: BufferAllocation) -> Buffer:
         value = one.values[-1]
         where = self._origin(value)
         return self._buffer(
             OFFLOADED_COMPUTATION, value, one.size_bytes, one.color, *where, at_peak=False
         )
 
-    def temporary(self, tenancy: Tenancy, heap: Allocation) -> Buffer:
+    def temporary(self, tenancy: Tenancy, heap: BufferAllocation) -> Buffer:
         alive = tenancy.start <= self.moment <= tenancy.end
         when = self.moment if alive else tenancy.end
         value = self.attributor.speaker(tenancy, when)
@@ -215,7 +217,7 @@ def short_op_name(op_name: str) -> str:
 
 
 def _purposes(
-    allocations: Sequence[Allocation], buffers: list[Buffer], heaps: list[_Heap], moment: int
+    allocations: Sequence[BufferAllocation], buffers: list[Buffer], heaps: list[_Heap], moment: int
 ) -> dict[str, int]:
     """Bytes by purpose at the fullest moment; padding and gaps are purposes of their own."""
     amounts: Counter[str] = Counter()

@@ -52,7 +52,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ArgumentFinding:
     """Something about the arguments that costs memory for nothing.
 
     Attributes:
@@ -100,7 +100,7 @@ class MemoryReport(Shown):
     peak: Peak | None
     curve: tuple[tuple[int, int], ...] = field(repr=False)
     schedule_length: int
-    findings: tuple[Finding, ...]
+    findings: tuple[ArgumentFinding, ...]
     host_computation_bytes: int = 0
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .kernel import Block, Kernel, Operation, Uncountable, read_kernel
-from .numbers import Numbers, Unknown, Value, evaluate
+from .numbers import Numbers, UnknownNumber, Value, evaluate
 
 Times: TypeAlias = npt.NDArray[np.float64]
 POINTS_AT_ONCE = 1 << 16
@@ -96,7 +96,11 @@ class _Walk:
                     self.values[result] = evaluate(operation.name, known, operation.number)
 
     def _value(self, number: int | None) -> Value:
-        return Unknown("memory") if number is None else self.values.get(number, Unknown("memory"))
+        return (
+            UnknownNumber("memory")
+            if number is None
+            else self.values.get(number, UnknownNumber("memory"))
+        )
 
     def _look_up(self, operation: Operation) -> None:
         table = self.tables[operation.operands[0] or 0]
@@ -104,16 +108,16 @@ class _Walk:
         places = [
             np.clip(one, 0, size - 1)  # branches that are not taken may look beyond the table
             for one, size in zip(at, table.shape, strict=True)
-            if not isinstance(one, Unknown)
+            if not isinstance(one, UnknownNumber)
         ]
         known = len(places) == len(at)
-        value: Value = table[tuple(places)] if known else Unknown(operation.name)
+        value: Value = table[tuple(places)] if known else UnknownNumber(operation.name)
         for result in _numbers_of(operation.results):
             self.values[result] = value
 
     def _known(self, number: int | None, operation: Operation) -> Numbers:
         value = self._value(number)
-        if isinstance(value, Unknown):
+        if isinstance(value, UnknownNumber):
             raise Uncountable(
                 f"how often its products run ({operation.name}) is decided by a number that only "
                 f"the running program knows ({value.source})"
@@ -122,7 +126,7 @@ class _Walk:
 
     def _forget(self, operation: Operation) -> None:
         for result in _numbers_of(operation.results):
-            self.values[result] = Unknown(operation.name)
+            self.values[result] = UnknownNumber(operation.name)
 
     def _call(self, operation: Operation, times: Times) -> None:
         body = operation.bodies[0]
@@ -133,7 +137,7 @@ class _Walk:
     def _branch(self, operation: Operation, times: Times) -> None:
         wanted = _numbers_of(operation.results)
         if not operation.multiplies and (
-            not wanted or isinstance(self._value(operation.operands[0]), Unknown)
+            not wanted or isinstance(self._value(operation.operands[0]), UnknownNumber)
         ):
             self._forget(operation)
             return
@@ -146,8 +150,8 @@ class _Walk:
             if result is None:
                 continue
             one, other = given[0][place], given[1][place]
-            if isinstance(one, Unknown) or isinstance(other, Unknown):
-                self.values[result] = Unknown(operation.name)
+            if isinstance(one, UnknownNumber) or isinstance(other, UnknownNumber):
+                self.values[result] = UnknownNumber(operation.name)
             else:
                 self.values[result] = np.where(condition, one, other)
 
@@ -157,7 +161,7 @@ class _Walk:
         if not operation.multiplies and not carried:
             return
         bounds = [self._value(operand) for operand in operation.operands[:3]]
-        if not operation.multiplies and any(isinstance(bound, Unknown) for bound in bounds):
+        if not operation.multiplies and any(isinstance(bound, UnknownNumber) for bound in bounds):
             self._forget(operation)
             return
         lower, upper, step = (self._known(operand, operation) for operand in operation.operands[:3])
@@ -184,7 +188,7 @@ class _Walk:
                 body.arguments[1:],
                 [
                     new
-                    if isinstance(new, Unknown) or isinstance(old, Unknown)
+                    if isinstance(new, UnknownNumber) or isinstance(old, UnknownNumber)
                     else np.where(running, new, old)
                     for new, old in zip(after, before, strict=True)
                 ],

@@ -15,13 +15,13 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownNumber:
     """A number that only the running program knows, such as one it loads from memory."""
 
     source: str
 
 
-Value: TypeAlias = Numbers | Unknown
+Value: TypeAlias = Numbers | UnknownNumber
 
 
 def _quotient(a: Numbers, b: Numbers) -> Numbers:
@@ -68,7 +68,7 @@ def evaluate(name: str, operands: list[Value], number: int | None) -> Value:
     """The result of one operation on whole numbers."""
     if name == "arith.constant" and number is not None:
         return np.array([number], dtype=np.int64)
-    unknown = next((one for one in operands if isinstance(one, Unknown)), None)
+    unknown = next((one for one in operands if isinstance(one, UnknownNumber)), None)
     if unknown is not None:
         return unknown
     known: list[Any] = list(operands)
@@ -80,4 +80,4 @@ def evaluate(name: str, operands: list[Value], number: int | None) -> Value:
         return _COMPARISONS[number](*known).astype(np.int64)
     if name == "arith.select" and len(known) == 3:
         return np.where(known[0] != 0, known[1], known[2])
-    return Unknown(name)
+    return UnknownNumber(name)

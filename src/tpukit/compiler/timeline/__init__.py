@@ -8,7 +8,7 @@ from .prediction import predict_step as predict_step
 from .simulate import KernelTimer as KernelTimer
 from .simulate import Simulation as Simulation
 from .simulation_state import CAUSES as CAUSES
-from .simulation_state import Span as Span
+from .simulation_state import TrackSpan as TrackSpan
 
 __all__ = [
     "CAUSES",
@@ -17,7 +17,7 @@ __all__ = [
     "Network",
     "OpTime",
     "Simulation",
-    "Span",
     "StepPrediction",
+    "TrackSpan",
     "predict_step",
 ]

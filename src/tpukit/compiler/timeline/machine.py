@@ -7,7 +7,7 @@ from ...hardware import Figure, Slice
 from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName, parse_format
 from ...hardware.rates import AttentionRates, ChipRates
-from .work import Product
+from .work import MatrixProduct
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Machine:
             figure = chip.per_device(chip.peak("bf16"))
         return figure.require("the step-time model") * 1e12
 
-    def matrix_s(self, products: Iterable[Product]) -> float:
+    def matrix_s(self, products: Iterable[MatrixProduct]) -> float:
         """Time of the products at the share of peak that measured ones reach."""
         return sum(
             product.flops / (self.peak_flops(product.dtype) * self._share_of_peak(product))
             for product in products
         )
 
-    def _share_of_peak(self, product: Product) -> float:
+    def _share_of_peak(self, product: MatrixProduct) -> float:
         """Less when neither operand can stay in VMEM, because both are then read repeatedly."""
         stays = product.smaller_operand_bytes <= self.resident_bytes
         share = self.matrix_efficiency if stays else self.streamed_matrix_efficiency

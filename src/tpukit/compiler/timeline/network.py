@@ -173,7 +173,7 @@ def _letter(axis: int) -> str:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SliceExchange:
     """One device's part of a collective between slices.
 
     The compiler writes it as a send and a receive with the same rendezvous; the hosts do the rest.
@@ -191,7 +191,7 @@ class Exchange:
     sent_bytes: int
 
     @classmethod
-    def of(cls, instruction: Instruction) -> "Exchange":
+    def of(cls, instruction: Instruction) -> "SliceExchange":
         """Read a `send` or `recv`; one that names no collective is a plain message."""
         rendezvous, kind, slices = (
             pattern.search(instruction.attributes) for pattern in (_RENDEZVOUS, _KIND, _SLICES)

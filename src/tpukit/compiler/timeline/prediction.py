@@ -16,7 +16,7 @@ from .kernels import StepKernelTimer
 from .machine import Machine
 from .network import Coordinate, Network, waiting_share
 from .simulate import KernelTimer, Simulation
-from .simulation_state import CAUSES, Span
+from .simulation_state import CAUSES, TrackSpan
 
 _MEANING = {
     "matrix": "bound by the matrix unit",
@@ -71,7 +71,7 @@ class StepPrediction(Shown):
     seconds_by_cause: dict[str, float]
     transfer_s: dict[str, float]
     hardware_flops: Figure
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: tuple[TrackSpan, ...] = field(repr=False)
     caveats: tuple[str, ...] = ()
     tokens_per_step: int | None = None
     model_flops: float | None = None

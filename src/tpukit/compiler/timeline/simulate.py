@@ -18,9 +18,9 @@ from ..hlo import (
 from ..hlo.collectives import kind_of
 from ..hlo.shape import HBM, HOST
 from ..program_flops import KernelCounter
-from .network import Exchange, Network
-from .simulation_state import Frame, Ledger, Span
-from .work import FREE, Work, work_of
+from .network import Network, SliceExchange
+from .simulation_state import Frame, SpanCollector, TrackSpan
+from .work import FREE, OpWork, work_of
 
 _STAND_FOR_OPERAND = ("get-tuple-element", "bitcast")
 
@@ -49,7 +49,7 @@ class Simulation:
         self.machine = network.machine
         self.kernel_timer = kernel_timer
         self.kernel_counter = kernel_counter or KernelCounter(module)
-        self.ledger = Ledger()
+        self.ledger = SpanCollector()
         # The first that says an instruction is its own has dealt with it.
         self._handlers = (
             self._loop,
@@ -142,7 +142,7 @@ class Simulation:
 
     def _between_slices(self, instruction: Instruction, frame: Frame) -> None:
         """A send starts the exchange; its receive, posted whenever, is filled when that ends."""
-        exchange = Exchange.of(instruction)
+        exchange = SliceExchange.of(instruction)
         if instruction.opcode == "recv":
             frame.alias[instruction.name] = exchange.name
             return
@@ -231,7 +231,7 @@ class Simulation:
         if collective is None:
             return False
         alone = kind_of(instruction.opcode) is not None
-        work = Work() if alone else work_of(instruction, frame.computation, self.module)
+        work = OpWork() if alone else work_of(instruction, frame.computation, self.module)
         product_s = self.machine.matrix_s(work.products)
         transfer = self.network.transfer(collective)
         network_s = frame.free_at(transfer.lanes) - frame.now + transfer.seconds
@@ -299,7 +299,7 @@ class Simulation:
         moved: float = 0.0,
     ) -> None:
         self.ledger.spans.append(
-            Span(
+            TrackSpan(
                 track=track,
                 name=instruction.name,
                 start_s=frame.offset + start_s,

@@ -109,7 +109,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Span:
+class TrackSpan:
     """One op on one track, from the first time it runs.
 
     Attributes:
@@ -134,10 +134,10 @@ class Span:
 
 
 @dataclass
-class Ledger:
+class SpanCollector:
     """Collects spans and sums seconds by cause while a simulation runs."""
 
-    spans: list[Span] = field(default_factory=list[Span])
+    spans: list[TrackSpan] = field(default_factory=list[TrackSpan])
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     hidden_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     formats: set[str] = field(default_factory=set[str])

@@ -21,7 +21,7 @@ _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """One matrix product.
 
     Attributes:
@@ -35,10 +35,10 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Work:
+class OpWork:
     """Matrix products, and bytes by memory."""
 
-    products: tuple[Product, ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     hbm_bytes: float = 0.0
     vmem_bytes: float = 0.0
     host_bytes: float = 0.0
@@ -49,20 +49,20 @@ class Work:
         return sum(product.flops for product in self.products)
 
 
-def work_of(instruction: Instruction, parent: Computation, module: HloModule) -> Work:
+def work_of(instruction: Instruction, parent: Computation, module: HloModule) -> OpWork:
     """The work of an instruction that runs on the core (not of a loop or an async start)."""
     if instruction.opcode in FREE:
-        return Work()
+        return OpWork()
     fused = instruction.called.get("calls") if instruction.opcode == "fusion" else None
     if fused is not None:
         computation = module.computations[fused]
         traffic = _fusion_traffic(computation, module)
-        return Work(tuple(_products_in(computation, module)), **traffic)
+        return OpWork(tuple(_products_in(computation, module)), **traffic)
     product = _product(instruction, parent)
-    return Work((product,) if product else (), **_plain_traffic(instruction, parent))
+    return OpWork((product,) if product else (), **_plain_traffic(instruction, parent))
 
 
-def _products_in(computation: Computation, module: HloModule) -> Iterator[Product]:
+def _products_in(computation: Computation, module: HloModule) -> Iterator[MatrixProduct]:
     for instruction in computation:
         product = _product(instruction, computation)
         if product:
@@ -72,13 +72,13 @@ def _products_in(computation: Computation, module: HloModule) -> Iterator[Produc
                 yield from _products_in(called, module)
 
 
-def _product(instruction: Instruction, computation: Computation) -> Product | None:
+def _product(instruction: Instruction, computation: Computation) -> MatrixProduct | None:
     flops = matrix_flops(instruction, computation)
     if not flops:
         return None
     operands = [computation.by_name[name].shapes[0] for name in instruction.operands[:2]]
     widest = max(operands, key=lambda shape: shape.bytes / shape.elements)
-    return Product(flops, widest.dtype, min(shape.bytes for shape in operands))
+    return MatrixProduct(flops, widest.dtype, min(shape.bytes for shape in operands))
 
 
 def _fusion_traffic(computation: Computation, module: HloModule) -> dict[str, float]:

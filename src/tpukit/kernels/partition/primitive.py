@@ -37,7 +37,7 @@ Jaxprs: TypeAlias = tuple[core.ClosedJaxpr, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Call:
+class PartitionedCall:
     """All of a call but its arrays, and what its candidates make of whole ones.
 
     Attributes:
@@ -125,13 +125,13 @@ call_p.multiple_results = True
 
 
 @call_p.def_effectful_abstract_eval
-def _abstract(*_: Any, call: Call, jaxprs: Jaxprs) -> tuple[list[Any], frozenset[Any]]:
+def _abstract(*_: Any, call: PartitionedCall, jaxprs: Jaxprs) -> tuple[list[Any], frozenset[Any]]:
     effects = frozenset(effect for one in jaxprs for effect in one.effects)
     return jaxprs[call.chosen["default"]].out_avals, effects
 
 
 @call_p.def_impl
-def _run_at_once(*arrays: Any, call: Call, jaxprs: Jaxprs) -> list[Any]:
+def _run_at_once(*arrays: Any, call: PartitionedCall, jaxprs: Jaxprs) -> list[Any]:
     devices = {device for array in arrays for device in getattr(array, "devices", set)()}
     if len(devices) > 1:
         return jax.jit(lambda *arrays: call_p.bind(*arrays, call=call, jaxprs=jaxprs))(*arrays)
@@ -141,7 +141,7 @@ def _run_at_once(*arrays: Any, call: Call, jaxprs: Jaxprs) -> list[Any]:
 
 
 def _batch(
-    arrays: Sequence[Any], dimensions: Sequence[Any], *, call: Call, jaxprs: Jaxprs
+    arrays: Sequence[Any], dimensions: Sequence[Any], *, call: PartitionedCall, jaxprs: Jaxprs
 ) -> tuple[list[Any], list[int]]:
     is_batched = [dimension is not None for dimension in dimensions]
     moved = [
@@ -168,7 +168,7 @@ def _batch(
 batching.primitive_batchers[call_p] = _batch
 
 
-def _lower(ctx: Any, *values: Any, call: Call, jaxprs: Jaxprs) -> Any:
+def _lower(ctx: Any, *values: Any, call: PartitionedCall, jaxprs: Jaxprs) -> Any:
     function = _to_lower(ctx, values, call, jaxprs)
     return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
 
@@ -178,7 +178,9 @@ def _lower(ctx: Any, *values: Any, call: Call, jaxprs: Jaxprs) -> Any:
 mlir.register_lowering(call_p, _lower, cacheable=False)
 
 
-def _to_lower(ctx: Any, values: Sequence[Any], call: Call, jaxprs: Jaxprs) -> Callable[..., Any]:
+def _to_lower(
+    ctx: Any, values: Sequence[Any], call: PartitionedCall, jaxprs: Jaxprs
+) -> Callable[..., Any]:
     default = core.jaxpr_as_fun(jaxprs[call.chosen["default"]])
     numbers = call.numbers(ctx.platforms or ctx.module_context.platforms)
     if len(numbers) > 1:

@@ -46,7 +46,7 @@ class Known:
 
 def known_shardings(module: ir.Module, values: Sequence[Value]) -> Known:
     """How `values` of a program that is being built are split, as far as it says so."""
-    source = _Source(module)
+    source = _ShardingSource(module)
     source.add(values)
     mesh = _mesh_of_program(module)
     if not any(sharding is not None for sharding in source.leaves.values()):
@@ -68,7 +68,7 @@ def known_shardings(module: ir.Module, values: Sequence[Value]) -> Known:
     return Known(tuple(specs), mesh)
 
 
-class _Source:
+class _ShardingSource:
     """The operations that lead to some values, from where shardings are stated."""
 
     def __init__(self, module: ir.Module) -> None:

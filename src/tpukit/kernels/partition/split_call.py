@@ -10,7 +10,7 @@ from jax.interpreters import partial_eval
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from ...hardware.target import current_target
-from .primitive import Call, FlatFunction, call_p, on_pieces
+from .primitive import FlatFunction, PartitionedCall, call_p, on_pieces
 from .splits import Assignment, Pass, Spec, partition_spec
 
 
@@ -58,7 +58,7 @@ def split_call(
     ]
     kept = [at for at, source in enumerate(known_as) if source is None]
     tree, avals = traced[0].tree, traced[0].closed.out_avals
-    call = Call(
+    call = PartitionedCall(
         op,
         tuple(_flat(one, structure, kept) for one in candidates.values()),
         {platform: order.index(name) for platform, name in chosen.items()},
@@ -140,7 +140,7 @@ def _typed_mesh(flat: Sequence[Any]) -> AbstractMesh | None:
 
 
 def _on_typed(
-    call: Call, flat: Sequence[Any], mesh: AbstractMesh, results: Sequence[Sequence[int]]
+    call: PartitionedCall, flat: Sequence[Any], mesh: AbstractMesh, results: Sequence[Sequence[int]]
 ) -> list[Any]:
     """What the lowering does otherwise: here the types say how arrays are split."""
     specs = [_typed_spec(leaf) for leaf in flat]

@@ -14,7 +14,7 @@ from ..remat.policy import NO_REMAT
 from ..transformer.config import TransformerConfig
 from ..transformer.context import LayerContext
 from ..transformer.decoder import DecoderLayer
-from ..transformer.mixing import Keys
+from ..transformer.mixing import SharedKeys
 from ..transformer.model import Transformer
 from .cache import Cache, CacheSpec, empty_cache, index_in_kind, turn_of
 from .mixing import PromptMixing, TokenMixing
@@ -117,7 +117,7 @@ def _run(
     met: Counter[str] = Counter()  # layers of each kind, where they are traced one by one
 
     def one_layer(
-        layer: DecoderLayer, carry: Any, inputs: Any, shared: Mapping[str, Keys], kind: str
+        layer: DecoderLayer, carry: Any, inputs: Any, shared: Mapping[str, SharedKeys], kind: str
     ) -> Any:
         (x, cache), (own, index) = carry, inputs
         held = cache.get(kind)

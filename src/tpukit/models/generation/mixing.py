@@ -12,7 +12,7 @@ from ...parallel.sharding.activations import constrain
 from ..attention.choice import get_attention
 from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
-from ..transformer.mixing import DeltaInputs, Keys, Latents, LatentWeights, attention_options
+from ..transformer.mixing import DeltaInputs, Latents, LatentWeights, SharedKeys, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
 from .slot_kernel import SlotKernel
 from .slots import Turn, as_it_is, attend_latents, attend_slots
@@ -43,15 +43,15 @@ class PromptMixing:
         self._attention = get_attention(execution.attention)
 
     def attend(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
-    ) -> tuple[jax.Array, Keys]:
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
+    ) -> tuple[jax.Array, SharedKeys]:
         """See `Mixing`."""
         assert isinstance(self.cache, KeyCache)
         self._keep(keys=keys.k, values=keys.v)
         return self.attend_shared(layer, q, keys, sinks), keys
 
     def attend_shared(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
         return self._attention(q, keys.k, keys.v, **attention_options(layer, sinks))
@@ -121,11 +121,11 @@ class TokenMixing:
         self._kernel = kernel
 
     def attend(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
-    ) -> tuple[jax.Array, Keys]:
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
+    ) -> tuple[jax.Array, SharedKeys]:
         """See `Mixing`; other layers read the slots, in which channels are turned."""
         if self._kernel is not None and self._kernel.takes(q, self.cache, sinks):
-            new = Keys(self._turn(keys.k), self._turn(keys.v))
+            new = SharedKeys(self._turn(keys.k), self._turn(keys.v))
             out, self.cache = self._kernel.attend(
                 layer, self._turn(q), new, self.cache, self._index, self._positions
             )
@@ -135,7 +135,7 @@ class TokenMixing:
         return self.attend_shared(layer, q, held, sinks), held
 
     def attend_shared(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
         return self._turn(attend_slots(layer, self._turn(q), keys, self._positions, sinks=sinks))
@@ -169,10 +169,10 @@ class TokenMixing:
         self.cache = _with(self.cache, self._index, {"state": state})
         return out[:, None]
 
-    def _keys(self, dtype: Any) -> Keys:
+    def _keys(self, dtype: Any) -> SharedKeys:
         """The layer's slots of keys and values."""
         found = (self._read(name, dtype) for name in ("keys", "values"))
-        return Keys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in found))
+        return SharedKeys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in found))
 
     def _put(self, **tokens: jax.Array) -> None:
         """Write the new tokens' units (rows, 1, units, width)."""

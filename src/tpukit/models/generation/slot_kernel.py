@@ -12,7 +12,7 @@ from ...kernels.ops.flash_attention.slots import attend_slots_adding, can_attend
 from ...parallel.mesh.manual_axes import axes_to_take
 from ...parallel.mesh.mesh import axis_sizes
 from ..transformer.layer_config import LayerConfig
-from ..transformer.mixing import Keys
+from ..transformer.mixing import SharedKeys
 from .cache import KeyCache
 from .held import WideSlots
 
@@ -58,7 +58,7 @@ class SlotKernel:
         self,
         layer: LayerConfig,
         q: jax.Array,
-        new: Keys,
+        new: SharedKeys,
         cache: KeyCache,
         index: Any,
         positions: jax.Array,

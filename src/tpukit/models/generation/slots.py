@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..transformer.layer_config import LayerConfig
-from ..transformer.mixing import Keys, Latents
+from ..transformer.mixing import Latents, SharedKeys
 
 # What the channels of queries, keys, values and latents go through where they are kept narrow.
 Turn: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -51,7 +51,7 @@ def visible_slots(layer: LayerConfig, positions: jax.Array, slots: int) -> jax.A
 def attend_slots(
     layer: LayerConfig,
     q: jax.Array,
-    keys: Keys,
+    keys: SharedKeys,
     positions: jax.Array,
     *,
     sinks: jax.Array | None = None,
@@ -60,7 +60,7 @@ def attend_slots(
 
     What is kept in fewer bits is widened first: XLA's products of two formats are far slower.
     """
-    keys = Keys(keys.k.astype(q.dtype), keys.v.astype(q.dtype))
+    keys = SharedKeys(keys.k.astype(q.dtype), keys.v.astype(q.dtype))
     seen = visible_slots(layer, positions, keys.k.shape[1])
     if sinks is None and layer.attention_soft_cap is None:
         return jax.nn.dot_product_attention(

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .product import MatrixAxes, Product
+from .product import MatrixAxes, StoredProduct
 from .spread import Spread, on_host
-from .tracked import Leaf, Multiplied, Tracked
+from .tracked import Multiplied, StoredLeaf, Tracked
 from .view import View
 from .walk import walk
 
@@ -74,7 +74,7 @@ def path_text(path: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Matrices:
+class ModelMatrices:
     """All matrices of a model in the order of their turns, and what was not understood.
 
     Attributes:
@@ -84,11 +84,11 @@ class Matrices:
     """
 
     found: tuple[ModelMatrix, ...]
-    products: Mapping[Product, tuple[str, ...]]
+    products: Mapping[StoredProduct, tuple[str, ...]]
     refused: Mapping[str, str]
 
 
-def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> Matrices:
+def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> ModelMatrices:
     """Every parameter that `apply(params, *args)` multiplies something with.
 
     Nothing is computed; arrays may be shapes.
@@ -111,7 +111,7 @@ def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> Matrice
         if leaf not in axes and sum(size > 1 for size in shape) > 1:
             refused.setdefault(paths[leaf], "it is looked up, or used in no product of this kind")
     turns: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-    taken: dict[Product, tuple[str, ...]] = {}
+    taken: dict[StoredProduct, tuple[str, ...]] = {}
     for place, product in enumerate(recorder.order):
         if paths[product.leaf] in refused:
             continue
@@ -128,14 +128,14 @@ def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> Matrice
         ModelMatrix(paths[leaf], index, axes[leaf], turn)
         for turn, (leaf, index) in enumerate(ordered)
     )
-    return Matrices(found, taken, refused)
+    return ModelMatrices(found, taken, refused)
 
 
 def collect_statistics(
     apply: Callable[..., Any],
     params: Any,
     batches: Iterable[Any],
-    matrices: Matrices,
+    matrices: ModelMatrices,
     *,
     only: Iterable[str] | None = None,
     spread: Spread | None = None,
@@ -163,7 +163,7 @@ def collect_statistics(
         return recorder.statistics
 
     run: dict[Any, Any] = {}
-    totals: dict[Product, Any] = {}
+    totals: dict[StoredProduct, Any] = {}
     params = params if spread is None else spread.params(params)
     for batch in batches:
         batch = jax.tree.map(jnp.asarray, batch)
@@ -192,9 +192,9 @@ def _add(old: Any, new: Any) -> Any:
     return jax.tree.map(jnp.add, old, new)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., dict[Product, Any]]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., dict[StoredProduct, Any]]:
     """The function under jit; its result's keys are products, which are no tree of jax's."""
-    keys: list[Product] = []
+    keys: list[StoredProduct] = []
 
     def values(params: Any, batch: Any) -> Any:
         found = function(params, batch)
@@ -203,7 +203,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., dict[Product, Any]]
 
     jitted = jax.jit(values)
 
-    def run(params: Any, batch: Any) -> dict[Product, Any]:
+    def run(params: Any, batch: Any) -> dict[StoredProduct, Any]:
         results = jitted(params, batch)
         return dict(zip(keys, results, strict=True))
 
@@ -218,7 +218,7 @@ def _through_values(apply: Any, params: Any, args: Any, recorder: "_Recorder") -
     closed = jax.make_jaxpr(apply)(params, *args)
     flat = jax.tree.leaves(params)
     tracked = [
-        Tracked(Leaf(number), View.whole(leaf.shape), leaf.dtype, lambda leaf=leaf: leaf)
+        Tracked(StoredLeaf(number), View.whole(leaf.shape), leaf.dtype, lambda leaf=leaf: leaf)
         for number, leaf in enumerate(flat)
     ]
     walk(closed.jaxpr, closed.consts, [*tracked, *jax.tree.leaves(args)], recorder)
@@ -230,17 +230,17 @@ class _Recorder:
     records = True
 
     def __init__(
-        self, *, measure: bool, only: set[Product] | None = None, spread: Spread | None = None
+        self, *, measure: bool, only: set[StoredProduct] | None = None, spread: Spread | None = None
     ) -> None:
         self._measure, self._only, self._spread = measure, only, spread
-        self.statistics: dict[Product, Any] = {}
-        self.order: list[Product] = []
-        self.first_of_loop: dict[Product, Product] = {}
-        self._last: list[Product] = []
+        self.statistics: dict[StoredProduct, Any] = {}
+        self.order: list[StoredProduct] = []
+        self.first_of_loop: dict[StoredProduct, StoredProduct] = {}
+        self._last: list[StoredProduct] = []
 
     def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
         """See `Visitor`."""
-        product = Product(found.weight.leaf.number, found.weight.view, found.contraction)
+        product = StoredProduct(found.weight.leaf.number, found.weight.view, found.contraction)
         if product not in self.order:
             self.order.append(product)
             self.first_of_loop[product] = product
@@ -251,12 +251,12 @@ class _Recorder:
             self.statistics[product] = seen if old is None else _add(old, seen)
         return multiply(found.x, found.weight.get())
 
-    def enter_loop(self) -> tuple[dict[Product, Any], int]:
+    def enter_loop(self) -> tuple[dict[StoredProduct, Any], int]:
         """See `Visitor`."""
         outside, self.statistics = self.statistics, {}
         return outside, len(self.order)
 
-    def leave_loop(self, entered: tuple[dict[Product, Any], int]) -> list[Any]:
+    def leave_loop(self, entered: tuple[dict[StoredProduct, Any], int]) -> list[Any]:
         """See `Visitor`."""
         outside, before = entered
         recorded, self.statistics = self.statistics, outside

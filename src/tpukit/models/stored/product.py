@@ -64,7 +64,7 @@ class Contraction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class StoredProduct:
     """A product of activations with a part of a parameter, as it stands in a program.
 
     Attributes:

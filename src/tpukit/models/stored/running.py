@@ -14,8 +14,8 @@ from ...kernels.rounding import decode
 from .parameter import StoredParameter, is_stored
 from .part_stack import PartStack, part_product
 from .placement import with_known_shardings
-from .product import Product
-from .tracked import Leaf, Multiplied, Tracked, plain, tracked_parameter
+from .product import StoredProduct
+from .tracked import Multiplied, StoredLeaf, Tracked, plain, tracked_parameter
 from .view import View
 from .walk import walk
 
@@ -79,7 +79,7 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 def _tracked(number: int, leaf: Any, shape: jax.ShapeDtypeStruct) -> Any:
     if not is_stored(leaf):
         return leaf
-    return tracked_parameter(Leaf(number, leaf), View.whole(shape.shape), shape.dtype)
+    return tracked_parameter(StoredLeaf(number, leaf), View.whole(shape.shape), shape.dtype)
 
 
 class _Running:
@@ -140,7 +140,7 @@ def _whole_part(weight: Tracked, found: Multiplied) -> Any:
     if reach is None or len(reach.numbers) != 1 or found.contraction.batch:
         return None
     piece = stored.piece(reach, stored.reached(reach))
-    axes = Product(0, reach.view, found.contraction).matrix_axes(piece.shape)
+    axes = StoredProduct(0, reach.view, found.contraction).matrix_axes(piece.shape)
     own = piece.axes
     same = axes is not None and (axes.inputs, axes.outputs) == (own.inputs, own.outputs)
     free = [a for a in range(len(weight.view.shape)) if a not in found.contraction.contracted]

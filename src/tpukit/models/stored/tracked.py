@@ -12,7 +12,7 @@ from .view import View
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class StoredLeaf:
     """A parameter of the program.
 
     Attributes:
@@ -28,7 +28,7 @@ class Leaf:
 class Tracked:
     """A value that is a parameter or a part of one; `get` makes the array, where it is needed."""
 
-    leaf: Leaf
+    leaf: StoredLeaf
     view: View
     dtype: Any
     get: Callable[[], jax.Array]
@@ -53,7 +53,7 @@ class Multiplied:
     x_contraction: Contraction
 
 
-def tracked_parameter(leaf: Leaf, view: View, dtype: Any) -> Tracked:
+def tracked_parameter(leaf: StoredLeaf, view: View, dtype: Any) -> Tracked:
     """What a stored parameter is to a program, before anything is done to it."""
     stored = leaf.stored
     assert stored is not None

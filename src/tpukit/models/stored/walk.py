@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend import core
 
 from .product import Contraction
-from .tracked import Leaf, Multiplied, Tracked, Visitor, plain, tracked_parameter
+from .tracked import Multiplied, StoredLeaf, Tracked, Visitor, plain, tracked_parameter
 from .view import View
 
 # Calls of one program, by the name of what jax binds, that are walked through in place.
@@ -213,7 +213,7 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
     found = [] if stored is None else [stored.reach(view.at(step)) for step in range(first, last)]
     if stored is None or None in found:
         # As an array, of which nobody knows any more what it is kept as.
-        inner, leaf = view.in_loop(), Leaf(value.leaf.number)
+        inner, leaf = view.in_loop(), StoredLeaf(value.leaf.number)
         return _Cut(
             value.get()[first:last], lambda now: Tracked(leaf, inner, value.dtype, lambda: now)
         )
@@ -222,7 +222,7 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
 
     def step(now: Any) -> Tracked:
         piece = stored.piece(reached, now)
-        return tracked_parameter(Leaf(value.leaf.number, piece), reached.view, value.dtype)
+        return tracked_parameter(StoredLeaf(value.leaf.number, piece), reached.view, value.dtype)
 
     runs = [run for one in reaches if (run := stored.run_of(one)) is not None]
     if len(runs) == len(reaches):

@@ -23,7 +23,7 @@ from .layers import (
     side_by_side,
     unscaled_norm,
 )
-from .mixing import Keys
+from .mixing import SharedKeys
 
 
 def uses(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
@@ -70,7 +70,7 @@ class SelfAttention(nnx.Module):
         self.k_norm = Norm(widths[1], c, param_dtype=dtype) if learned and own_keys else None
         self.sinks = nnx.Param(jnp.zeros((c.n_heads,), dtype)) if c.attention_sinks else None
 
-    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, Keys]:
+    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, SharedKeys]:
         """(B, S, d_model) -> (B, S, d_model), and the keys for layers that share them."""
         c = self.layer
         gpu = context.execution.gpu_kernels
@@ -97,14 +97,16 @@ class SelfAttention(nnx.Module):
         keys = checkpoint_name(keys, "key_proj")
         keys = constrain(keys, "batch", "sequence", "kv_heads", "head_dim")
         v = constrain(checkpoint_name(v, "value_proj"), "batch", "sequence", "kv_heads", "head_dim")
-        out, kept = self._attend(q, Keys(keys, v), context)
+        out, kept = self._attend(q, SharedKeys(keys, v), context)
         out = constrain(checkpoint_name(out, "context"), "batch", "sequence", "heads", "head_dim")
         out = out.reshape(*x.shape[:2], c.n_heads * c.head_dim)
         if self.g_proj is not None:
             out = out * jax.nn.sigmoid(self.g_proj(x))
         return self.o_proj(out), kept
 
-    def _attend(self, q: jax.Array, keys: Keys, context: LayerContext) -> tuple[jax.Array, Keys]:
+    def _attend(
+        self, q: jax.Array, keys: SharedKeys, context: LayerContext
+    ) -> tuple[jax.Array, SharedKeys]:
         wide = jnp.promote_types(q.dtype, jnp.float32)
         sinks = None if self.sinks is None else self.sinks[...].astype(wide)
         if self.k_proj is None:

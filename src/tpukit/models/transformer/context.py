@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from ..execution import Execution
-from .mixing import Keys, Mixing, WholeSequences
+from .mixing import Mixing, SharedKeys, WholeSequences
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LayerContext:
     length: int
     execution: Execution
     mixing: Mixing
-    shared: Mapping[str, Keys] = field(default_factory=dict[str, Keys])
+    shared: Mapping[str, SharedKeys] = field(default_factory=dict[str, SharedKeys])
     per_layer: jax.Array | None = None
 
     @classmethod

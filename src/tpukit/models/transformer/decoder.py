@@ -17,7 +17,7 @@ from .feed_forward import DenseMLP, MixtureOfExperts, activate
 from .latent_attention import LatentSelfAttention
 from .layer_config import LayerConfig
 from .layers import Linear, Norm
-from .mixing import Keys
+from .mixing import SharedKeys
 
 
 class LayerResult(NamedTuple):
@@ -25,7 +25,7 @@ class LayerResult(NamedTuple):
 
     x: jax.Array
     router: RouterStats | None
-    keys: Keys | None
+    keys: SharedKeys | None
 
 
 class DecoderLayer(nnx.Module):

@@ -10,7 +10,7 @@ from .config import TransformerConfig
 from .context import LayerContext
 from .layer_config import LayerConfig
 from .layers import Linear, Norm, apply_rope, layer_frequencies, rope_table_scale
-from .mixing import Keys, Latents
+from .mixing import Latents, SharedKeys
 
 
 class LatentSelfAttention(nnx.Module):
@@ -49,7 +49,7 @@ class LatentSelfAttention(nnx.Module):
         out = constrain(checkpoint_name(out, "context"), "batch", "sequence", "heads", "head_dim")
         return self.o_proj(out.reshape(*x.shape[:2], -1)), None
 
-    def expand(self, latents: Latents) -> Keys:
+    def expand(self, latents: Latents) -> SharedKeys:
         """Keys and values of every head."""
         heads, nope = self.layer.n_heads, self.latent.nope_dim
         both = checkpoint_name(self.kv_b_proj(latents.latent), "value_proj")
@@ -57,7 +57,7 @@ class LatentSelfAttention(nnx.Module):
         both = constrain(both, "batch", "sequence", "heads", "head_dim")
         shape = (*both.shape[:3], self.latent.rope_dim)
         rope = jnp.broadcast_to(latents.rope_key[:, :, None], shape)
-        return Keys(jnp.concatenate([both[..., :nope], rope], axis=-1), both[..., nope:])
+        return SharedKeys(jnp.concatenate([both[..., :nope], rope], axis=-1), both[..., nope:])
 
     def matrices(self) -> tuple[jax.Array, jax.Array]:
         """(kv_rank, H, nope_dim) and (kv_rank, H, v_dim)."""

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 
 from ..remat.policy import RematPolicy
 from .layer_pattern import LayerRun
-from .mixing import Keys
+from .mixing import SharedKeys
 from .turns import before_the_next
 
 # (parameters of one layer, what is carried, its kind, its own inputs, keys of other layers)
 # -> (what is carried, statistics or None, its keys or None)
-LayerFunction = Callable[[Any, Any, str, Any, Mapping[str, Keys]], tuple[Any, Any, Keys | None]]
+LayerFunction = Callable[
+    [Any, Any, str, Any, Mapping[str, SharedKeys]], tuple[Any, Any, SharedKeys | None]
+]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def run_layers(
         What the last layer gives, and the layers' statistics added up.
     """
     totals: list[Any] = []
-    shared: dict[str, Keys] = {}
+    shared: dict[str, SharedKeys] = {}
     for run in runs:
         x, total, keys = _run(layer, layers, run, x, shared, remat=remat, scan=scan)
         totals.append(total)
@@ -94,11 +96,11 @@ def _run(
     layers: StackedLayers,
     run: LayerRun,
     x: Any,
-    shared: Mapping[str, Keys],
+    shared: Mapping[str, SharedKeys],
     *,
     remat: RematPolicy,
     scan: bool,
-) -> tuple[Any, Any, Keys | None]:
+) -> tuple[Any, Any, SharedKeys | None]:
     count = len(run.kinds)
     group = math.lcm(len(run.cycle), remat.every_n_layers)
     groups = count // group if scan and run.repeats > 1 else 0
@@ -135,15 +137,15 @@ def _unrolled(
     kinds: tuple[str, ...],
     part: _Part,
     x: Any,
-    shared: Mapping[str, Keys],
+    shared: Mapping[str, SharedKeys],
     *,
     remat: RematPolicy,
     in_loop: bool,
-) -> tuple[Any, Any, Keys | None]:
+) -> tuple[Any, Any, SharedKeys | None]:
     """Layers one after another; gives the keys of the last one."""
     slots = _slots(kinds, stack_of)
     totals: list[Any] = []
-    keys: Keys | None = None
+    keys: SharedKeys | None = None
     if not remat.active and len(kinds) > 1:
         cuts = {stack: _cut(of) for stack, of in part.stacks.items()}
         for number, kind in enumerate(kinds):
@@ -160,7 +162,7 @@ def _unrolled(
         # input of the segment, and the backward pass would keep a second copy of the weights.
         def segment(part: _Part, x: Any, numbers: range = numbers) -> Any:
             statistics: list[Any] = []
-            keys: Keys | None = None
+            keys: SharedKeys | None = None
             for number in numbers:
                 kind, slot = kinds[number], slots[number]
                 stacked = part.stacks[stack_of[kind]]

@@ -13,7 +13,7 @@ from ..execution import Execution
 from .layer_config import LayerConfig
 
 
-class Keys(NamedTuple):
+class SharedKeys(NamedTuple):
     """Keys and values (B, S, KV, D) that another layer may read."""
 
     k: jax.Array
@@ -35,7 +35,7 @@ class Latents(NamedTuple):
 class LatentWeights(Protocol):
     """The projection from latents to keys and values."""
 
-    def expand(self, latents: Latents) -> Keys:
+    def expand(self, latents: Latents) -> SharedKeys:
         """Keys and values of every head."""
         ...
 
@@ -58,13 +58,13 @@ class Mixing(Protocol):
     """What a layer calls to mix tokens; one object serves one layer of one trace."""
 
     def attend(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
-    ) -> tuple[jax.Array, Keys]:
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
+    ) -> tuple[jax.Array, SharedKeys]:
         """Causal attention, and the keys for layers that share them."""
         ...
 
     def attend_shared(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """Causal attention over another layer's keys, as its `attend` returned them."""
         ...
@@ -108,13 +108,13 @@ class WholeSequences:
     segment_ids: jax.Array | None
 
     def attend(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
-    ) -> tuple[jax.Array, Keys]:
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
+    ) -> tuple[jax.Array, SharedKeys]:
         """See `Mixing`."""
         return self.attend_shared(layer, q, keys, sinks), keys
 
     def attend_shared(
-        self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
+        self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
         attend: Any = get_attention(self.execution.attention)

@@ -21,7 +21,7 @@ from .decoder import DecoderLayer
 from .layer_pattern import find_runs
 from .layer_stack import StackedLayers, run_layers
 from .layers import Embedding, Linear, Norm
-from .mixing import Keys
+from .mixing import SharedKeys
 from .mtp import PredictionLayers
 from .per_layer import PerLayerEmbedding
 from .rounding import round_in_use
@@ -29,7 +29,7 @@ from .shapes import kinds_of_stacks
 
 # (layer, carry, its own inputs, keys of other layers, its kind) -> (carry, statistics, its keys)
 LayerCall = Callable[
-    [DecoderLayer, Any, Any, Mapping[str, Keys], str], tuple[Any, Any, Keys | None]
+    [DecoderLayer, Any, Any, Mapping[str, SharedKeys], str], tuple[Any, Any, SharedKeys | None]
 ]
 
 
@@ -181,8 +181,8 @@ class Transformer(nnx.Module):
         execution = context.execution
 
         def one_layer(
-            layer: DecoderLayer, x: jax.Array, own: Any, shared: Mapping[str, Keys], kind: str
-        ) -> tuple[jax.Array, RouterStats | None, Keys | None]:
+            layer: DecoderLayer, x: jax.Array, own: Any, shared: Mapping[str, SharedKeys], kind: str
+        ) -> tuple[jax.Array, RouterStats | None, SharedKeys | None]:
             return layer(x, context.replace(per_layer=own, shared=shared))
 
         return self.walk(
@@ -241,8 +241,8 @@ class Transformer(nnx.Module):
                 opened[name], weights[name] = round_in_use(stack, jnp.dtype(c.dtype))
 
         def one_layer(
-            parameters: Any, carry: Any, kind: str, own: Any, shared: Mapping[str, Keys]
-        ) -> tuple[Any, Any, Keys | None]:
+            parameters: Any, carry: Any, kind: str, own: Any, shared: Mapping[str, SharedKeys]
+        ) -> tuple[Any, Any, SharedKeys | None]:
             layer = nnx.merge(definitions[kind], opened[stack_of[kind]](parameters))
             return call(layer, carry, own, shared, kind)
 

@@ -11,10 +11,10 @@ from ...plain_data import parse_json
 from ...planner.answer.page import render_page
 from ...planner.answer.recorded import RecordedPlan
 from ...runtime.plain_files import read_plain
-from .library import LARGEST_DOCUMENT, Document
+from .library import LARGEST_DOCUMENT, KeptDocument
 
 
-def read_document(document: Document) -> dict[str, Any]:
+def read_document(document: KeptDocument) -> dict[str, Any]:
     """Return what the file holds.
 
     Raises:
@@ -31,7 +31,7 @@ def read_document(document: Document) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
-def page_of(document: Document) -> str:
+def page_of(document: KeptDocument) -> str:
     """Return the page of a plan or a check, one file that needs nothing else."""
     data = read_document(document)
     if document.kind == "plan":
@@ -39,7 +39,7 @@ def page_of(document: Document) -> str:
     return render_html(as_report(data, name=document.path.name))
 
 
-def row_of(name: str, document: Document) -> dict[str, Any]:
+def row_of(name: str, document: KeptDocument) -> dict[str, Any]:
     """Return a line of the list: what it is about, and its answer in a word."""
     row: dict[str, Any] = {"name": name, "written_at": document.stamp[1]}
     try:

@@ -18,7 +18,7 @@ from ...errors import did_you_mean
 from ...planner.answer.recorded import SCHEMA as PLAN_SCHEMA
 from ...runtime.plain_files import open_plain
 from ..runs.run import is_run
-from .memory import Memory, Reader
+from .memory import AnswerMemory, Reader
 
 POLL_S = 1.0
 LARGEST_DOCUMENT = 64 << 20
@@ -46,7 +46,7 @@ class WatchedRun:
         is_reported: Whether the log has the error that its summary ended in.
     """
 
-    def __init__(self, path: Path, memory: Memory) -> None:
+    def __init__(self, path: Path, memory: AnswerMemory) -> None:
         self.path = path
         self.version = 0
         self.is_running, self.is_reported = True, False
@@ -55,7 +55,7 @@ class WatchedRun:
 
 
 @dataclass(frozen=True)
-class Document:
+class KeptDocument:
     """A plan or a check that was kept as JSON."""
 
     kind: str
@@ -76,11 +76,11 @@ class Library:
     ) -> None:
         self.folders = tuple(folder.absolute() for folder in folders)
         self._clock = clock
-        self._memory = Memory()
+        self._memory = AnswerMemory()
         self._polled: float | None = None
         self._lock = threading.Lock()
         self._runs: dict[str, WatchedRun] = {}
-        self._documents: dict[str, Document] = {}
+        self._documents: dict[str, KeptDocument] = {}
 
     def poll(self) -> None:
         """Look at the files again, unless somebody just did."""
@@ -104,12 +104,12 @@ class Library:
         """
         return _named(self.runs(), name, "run")
 
-    def documents(self, kind: str) -> dict[str, Document]:
+    def documents(self, kind: str) -> dict[str, KeptDocument]:
         """Return the plans ("plan") or checks ("compile") by name, the newest first."""
         self.poll()
         return {name: one for name, one in self._documents.items() if one.kind == kind}
 
-    def document(self, kind: str, name: str) -> Document:
+    def document(self, kind: str, name: str) -> KeptDocument:
         """Return one document.
 
         Raises:
@@ -199,7 +199,7 @@ def _stat(path: Path) -> tuple[int, float, int] | None:
     return about.st_size, about.st_mtime, about.st_ino
 
 
-def _document(path: Path, before: Document | None) -> Document | None:
+def _document(path: Path, before: KeptDocument | None) -> KeptDocument | None:
     """Return the document that a file holds, told by the key that both kinds begin with."""
     stamp = _stat(path)
     if stamp is None or not 0 < stamp[0] <= LARGEST_DOCUMENT:
@@ -212,4 +212,4 @@ def _document(path: Path, before: Document | None) -> Document | None:
     except OSError:
         return None
     kind = _KINDS.get(said[1]) if said else None
-    return Document(kind, path, stamp) if kind else None
+    return KeptDocument(kind, path, stamp) if kind else None

@@ -16,7 +16,7 @@ MOST_ANSWER_BYTES = 32 << 20
 MOST_RUN_BYTES = 96 << 20
 
 
-class Memory:
+class AnswerMemory:
     """Keeps what was used last, shared by all runs of a library.
 
     Args:
@@ -83,7 +83,7 @@ class Reader:
         memory: What keeps answers and says which runs to drop.
     """
 
-    def __init__(self, path: Path, memory: Memory) -> None:
+    def __init__(self, path: Path, memory: AnswerMemory) -> None:
         self.run = Run(path)
         self.lock = threading.Lock()
         self._memory = memory

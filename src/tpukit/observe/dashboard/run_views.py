@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
-from ...records.attempts import Attempt, attempts_of
+from ...records.attempts import RunAttempt, attempts_of
 from ...records.events import Event
 from ...records.lines import read_end
 from ...runtime.run_tail import is_number
@@ -128,7 +128,7 @@ def goodput_over_time(events: Sequence[Event]) -> tuple[Numbers, Numbers]:
     if said and chosen[-1] != said[-1]:
         chosen.append(said[-1])
     wanted, shares = set(chosen), list[float | None]()
-    attempts: list[Attempt] = []
+    attempts: list[RunAttempt] = []
     for at, event in enumerate(events):  # once, however many are chosen
         if event.event == "attempt started":
             attempts += attempts_of([event])

@@ -53,7 +53,7 @@ class PrometheusExporter:
                 return exporter.text()
 
         try:
-            self._server = _Server((address, port), Handler)
+            self._server = _ExporterServer((address, port), Handler)
         except OSError as error:
             raise TPUValidationError(
                 f"port {port} of {address} cannot be listened on ({error.strerror}); "
@@ -99,7 +99,7 @@ class PrometheusExporter:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _ExporterServer(ThreadingHTTPServer):
     daemon_threads = True
     # Two monitors on one port would share it silently, and each scrape would reach either.
     allow_reuse_port = False

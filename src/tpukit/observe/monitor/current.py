@@ -16,7 +16,7 @@ GB = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class MetricKey:
     """How one key follows from a metric of the glossary.
 
     Attributes:
@@ -31,35 +31,35 @@ class Key:
 
 
 # Of several chips: shares are averaged, memory and warnings are those of the worst, power adds up.
-KEYS: dict[str, Key] = {
-    "utilization": Key("duty_cycle"),
-    "duty_cycle": Key("duty_cycle"),
-    "tensorcore_utilization": Key("tensorcore_utilization"),
-    "memory_bandwidth_utilization": Key("memory_bandwidth_utilization"),
-    "memory_usage_gb": Key("memory_used", max, GB),
-    "memory_total_gb": Key("memory_total", max, GB),
-    "memory_peak_gb": Key("memory_peak", max, GB),
-    "current_tflops": Key("tflops"),
-    "mfu": Key("mfu"),
-    "computation_efficiency": Key("mfu"),
-    "communication_overhead": Key("communication_overhead"),
-    "step": Key("step"),
-    "step_time_s": Key("step_time_seconds"),
-    "input_stall_s": Key("input_stall_seconds"),
-    "loss": Key("loss"),
-    "tokens_per_s_per_chip": Key("tokens_per_second_per_chip"),
-    "samples_per_s": Key("samples_per_second"),
-    "power_watts": Key("power_watts", sum),
-    "temperature_celsius": Key("temperature_celsius", max),
-    "throttle_score": Key("throttle_score", max),
-    "ici_link_health": Key("ici_link_health", max),
-    "hlo_queue_size": Key("hlo_queue_size", min),
-    "idle_seconds": Key("idle_seconds", max),
-    "dcn_latency_s": Key("dcn_latency_seconds", max),
-    "collective_latency_s": Key("collective_latency_seconds", max),
-    "host_cpu_utilization": Key("host_cpu_utilization"),
-    "host_memory_usage_gb": Key("host_memory_used", sum, GB),
-    "host_memory_total_gb": Key("host_memory_total", sum, GB),
+KEYS: dict[str, MetricKey] = {
+    "utilization": MetricKey("duty_cycle"),
+    "duty_cycle": MetricKey("duty_cycle"),
+    "tensorcore_utilization": MetricKey("tensorcore_utilization"),
+    "memory_bandwidth_utilization": MetricKey("memory_bandwidth_utilization"),
+    "memory_usage_gb": MetricKey("memory_used", max, GB),
+    "memory_total_gb": MetricKey("memory_total", max, GB),
+    "memory_peak_gb": MetricKey("memory_peak", max, GB),
+    "current_tflops": MetricKey("tflops"),
+    "mfu": MetricKey("mfu"),
+    "computation_efficiency": MetricKey("mfu"),
+    "communication_overhead": MetricKey("communication_overhead"),
+    "step": MetricKey("step"),
+    "step_time_s": MetricKey("step_time_seconds"),
+    "input_stall_s": MetricKey("input_stall_seconds"),
+    "loss": MetricKey("loss"),
+    "tokens_per_s_per_chip": MetricKey("tokens_per_second_per_chip"),
+    "samples_per_s": MetricKey("samples_per_second"),
+    "power_watts": MetricKey("power_watts", sum),
+    "temperature_celsius": MetricKey("temperature_celsius", max),
+    "throttle_score": MetricKey("throttle_score", max),
+    "ici_link_health": MetricKey("ici_link_health", max),
+    "hlo_queue_size": MetricKey("hlo_queue_size", min),
+    "idle_seconds": MetricKey("idle_seconds", max),
+    "dcn_latency_s": MetricKey("dcn_latency_seconds", max),
+    "collective_latency_s": MetricKey("collective_latency_seconds", max),
+    "host_cpu_utilization": MetricKey("host_cpu_utilization"),
+    "host_memory_usage_gb": MetricKey("host_memory_used", sum, GB),
+    "host_memory_total_gb": MetricKey("host_memory_total", sum, GB),
 }
 MEDIAN = "0.5"
 NOT_YET = "no reading has been taken yet"
@@ -168,9 +168,9 @@ def summarize(
     return CurrentMetrics(figures, origins, newest or time.time(), taken)
 
 
-def _keys(samples: Mapping[str, object]) -> Iterator[tuple[str, Key]]:
+def _keys(samples: Mapping[str, object]) -> Iterator[tuple[str, MetricKey]]:
     """Yield every key, and what Orbax and Grain named, under its own name."""
     yield from KEYS.items()
     for metric in samples:
         if metric not in METRICS:
-            yield metric, Key(metric, sum)
+            yield metric, MetricKey(metric, sum)

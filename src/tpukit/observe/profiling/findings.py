@@ -14,7 +14,7 @@ UNKNOWN, SHORTER = "source not recorded", "shorter ones, from anywhere"
 
 
 @dataclass
-class Finding:
+class ProfileFinding:
     """One thing that takes time, and where in the user's code it comes from.
 
     Attributes:
@@ -47,9 +47,9 @@ class Findings:
         waits: Functions that ran while a device had nothing to do.
     """
 
-    transfers: tuple[Finding, ...] = ()
-    unfused: tuple[Finding, ...] = ()
-    waits: tuple[Finding, ...] = ()
+    transfers: tuple[ProfileFinding, ...] = ()
+    unfused: tuple[ProfileFinding, ...] = ()
+    waits: tuple[ProfileFinding, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -58,9 +58,9 @@ class Findings:
 
 def find(times: Sequence[HostTimes]) -> Findings:
     """Find them in an attributed recording."""
-    transfers: dict[tuple[str, str], Finding] = {}
-    unfused: dict[tuple[str, str], Finding] = {}
-    waits: dict[tuple[str, str], Finding] = {}
+    transfers: dict[tuple[str, str], ProfileFinding] = {}
+    unfused: dict[tuple[str, str], ProfileFinding] = {}
+    waits: dict[tuple[str, str], ProfileFinding] = {}
     for one in times:
         # Functions that began before the trace are not in it; the block's own line is.
         stacks = CallStacks(one.host.host.calls, outermost=one.host.annotations.get("caller", ""))
@@ -75,7 +75,7 @@ def find(times: Sequence[HostTimes]) -> Findings:
 
 
 def _add_transfers(
-    times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str], Finding]
+    times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str], ProfileFinding]
 ) -> None:
     for op in times.ops:
         if op.judged.kind == INPUT:
@@ -93,7 +93,9 @@ def _add_transfers(
         _add(found, event.name, where, (event.end - event.start) / 1e9, 1)
 
 
-def _add_waits(times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str], Finding]) -> None:
+def _add_waits(
+    times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str], ProfileFinding]
+) -> None:
     """Name the longest waits; of several devices that wait at once the first stands for all."""
     if not times.devices:
         return
@@ -106,16 +108,16 @@ def _add_waits(times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str]
 
 
 def _add(
-    found: dict[tuple[str, str], Finding], what: str, where: str, seconds: float, times: int
+    found: dict[tuple[str, str], ProfileFinding], what: str, where: str, seconds: float, times: int
 ) -> None:
-    entry = found.setdefault((what, where), Finding(what, where))
+    entry = found.setdefault((what, where), ProfileFinding(what, where))
     entry.seconds += seconds
     entry.times += times
 
 
-def _ordered(found: dict[tuple[str, str], Finding]) -> tuple[Finding, ...]:
+def _ordered(found: dict[tuple[str, str], ProfileFinding]) -> tuple[ProfileFinding, ...]:
     return tuple(sorted(_kept(found.values()), key=lambda one: -one.seconds))
 
 
-def _kept(found: Iterable[Finding]) -> Iterable[Finding]:
+def _kept(found: Iterable[ProfileFinding]) -> Iterable[ProfileFinding]:
     return (one for one in found if one.seconds > 0)

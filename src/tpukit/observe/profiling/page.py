@@ -9,12 +9,12 @@ from typing import Any
 from ...checker.report.perfetto import Trace, write_traces
 from ...errors import TPUValidationError
 from ...hardware.figure import ORIGINS, seconds_text
-from ...pages.charts import Mark, Piece, stacked_bar
+from ...pages.charts import BarMark, BarPiece, stacked_bar
 from ...pages.frame import Page, asset
 from ...pages.markup import Child, Markup, join, tag
 from ...pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     badge,
     bullets,
@@ -179,7 +179,7 @@ def _headline(content: PageContent) -> Markup:
     return headline(analysis.label, f"on {analysis.where}", lead=lead, cards=cards)
 
 
-def _shares_section(content: PageContent) -> Section:
+def _shares_section(content: PageContent) -> PageSection:
     analysis = content.analysis
     shown: list[Markup] = [_bar(analysis)]
     columns = [
@@ -210,11 +210,11 @@ def _shares_section(content: PageContent) -> Section:
 
 def _bar(analysis: BottleneckAnalysis) -> Markup:
     pieces = [
-        Piece(COLORS[kind], analysis.shares[kind], f"{kind}: {analysis.shares[kind]:.1%}")
+        BarPiece(COLORS[kind], analysis.shares[kind], f"{kind}: {analysis.shares[kind]:.1%}")
         for kind in KINDS
         if analysis.shares[kind] > 0
     ]
-    marks = [Mark(0.0, "0"), Mark(1.0, seconds_text(analysis.duration_s))]
+    marks = [BarMark(0.0, "0"), BarMark(1.0, seconds_text(analysis.duration_s))]
     label = f"{analysis.label} by what bounds it"
     return stacked_bar(pieces, whole=1.0, label=label, marks=marks)
 
@@ -235,7 +235,7 @@ def _others(profiles: Sequence[Profile]) -> Markup:
     return long_table(columns, rows, caption="Earlier recordings", rest="more")
 
 
-def _about_section(content: PageContent) -> Section:
+def _about_section(content: PageContent) -> PageSection:
     analysis = content.analysis
     parts: list[Child] = []
     if content.newest is not None:

@@ -6,7 +6,7 @@ from ...hardware.figure import bytes_text, flops_text, seconds_text
 from ...pages.markup import Child, Markup, join, tag
 from ...pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     bullets,
     code,
@@ -18,7 +18,7 @@ from ...pages.parts import (
 )
 from .analysis import BottleneckAnalysis, OpShare
 from .comparison import StepComparison
-from .findings import Finding
+from .findings import ProfileFinding
 from .judging import COMMUNICATION, COMPUTE, INPUT, MEMORY, OVERHEAD
 from .profile import Profile
 from .xprof_figures import XprofFigures
@@ -33,7 +33,7 @@ COLORS = {
 }
 
 
-def ops_section(analysis: BottleneckAnalysis) -> Section:
+def ops_section(analysis: BottleneckAnalysis) -> PageSection:
     """The heaviest ops with what bounds each and where it comes from."""
     whole = analysis.duration_s * analysis.devices
     rows: list[Sequence[Child]] = [
@@ -77,7 +77,7 @@ def _op_cell(op: OpShare) -> Markup:
     )
 
 
-def findings_section(analysis: BottleneckAnalysis) -> Section:
+def findings_section(analysis: BottleneckAnalysis) -> PageSection:
     """Copies, unfused ops and waits, each with its line."""
     found = analysis.findings
     return section(
@@ -88,7 +88,7 @@ def findings_section(analysis: BottleneckAnalysis) -> Section:
     )
 
 
-def _found(findings: Sequence[Finding], caption: str, nothing: str) -> Markup:
+def _found(findings: Sequence[ProfileFinding], caption: str, nothing: str) -> Markup:
     if not findings:
         return join(tag("h3", caption), absent(nothing))
     rows: list[Sequence[Child]] = [
@@ -103,7 +103,7 @@ def _found(findings: Sequence[Finding], caption: str, nothing: str) -> Markup:
     return long_table(columns, rows, caption=caption, rest="more, shorter")
 
 
-def comparison_section(comparison: StepComparison) -> Section:
+def comparison_section(comparison: StepComparison) -> PageSection:
     """The predicted step beside the measured one, op by op."""
     same = comparison.is_same_hardware
     rows: list[Sequence[Child]] = [
@@ -142,7 +142,7 @@ def comparison_section(comparison: StepComparison) -> Section:
     )
 
 
-def memory_section(profile: Profile) -> Section:
+def memory_section(profile: Profile) -> PageSection:
     """The memory of each device before and after the block."""
     memory = profile.memory
     if memory is None:
@@ -175,7 +175,7 @@ def _amount(value: int | None) -> str:
     return bytes_text(value) if value is not None else "–"
 
 
-def xprof_section(figures: XprofFigures) -> Section:
+def xprof_section(figures: XprofFigures) -> PageSection:
     """XProf's own figures, or why there are none."""
     if figures.reason:
         return section("XProf", absent(f"No figures of XProf's own: {figures.reason}."))

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from ...checker.report.html.headline import BOUND_BY
 from ...checker.report.lanes import FoldedAxis, find_loops, split_into_lanes
-from ...compiler.timeline import Span
+from ...compiler.timeline import TrackSpan
 from ...hardware.figure import seconds_text
 from ...pages.charts import coordinate
 from ...pages.markup import Markup, join, tag
-from ...pages.parts import Section, absent, badge, legend, section
+from ...pages.parts import PageSection, absent, badge, legend, section
 from .steps import MeasuredStep, PredictedStep
 
 SLICES_DRAWN = 600
@@ -16,10 +16,10 @@ _UNITS, _HEIGHT = 1000, 20
 _CAUSES = {**BOUND_BY, "loop": "a loop"}
 
 
-def timeline_section(measured: MeasuredStep | None, predicted: PredictedStep | None) -> Section:
+def timeline_section(measured: MeasuredStep | None, predicted: PredictedStep | None) -> PageSection:
     """The steps, each on its own scale, and what the colors mean."""
     drawn: list[Markup] = []
-    spans: list[Span] = []
+    spans: list[TrackSpan] = []
     for title, origin, step in (
         ("Measured", "measured", measured),
         ("Predicted", "model", predicted),
@@ -37,7 +37,7 @@ def timeline_section(measured: MeasuredStep | None, predicted: PredictedStep | N
     return section("Timeline", drawn, legend(kinds), intro=intro)
 
 
-def _lanes(spans: Sequence[Span], title: str) -> Markup:
+def _lanes(spans: Sequence[TrackSpan], title: str) -> Markup:
     axis = FoldedAxis.of(find_loops(spans))
     whole = max(axis.place(span.start_s + span.duration_s) for span in spans) or 1.0
     rows: list[Markup] = []
@@ -59,7 +59,7 @@ def _lanes(spans: Sequence[Span], title: str) -> Markup:
     return tag("div", rows, class_="lanes")
 
 
-def _slice(span: Span, axis: FoldedAxis, whole: float) -> Markup:
+def _slice(span: TrackSpan, axis: FoldedAxis, whole: float) -> Markup:
     start = axis.place(span.start_s)
     length = axis.place(span.start_s + span.duration_s) - start
     times = f" × {span.times}" if span.times > 1 else ""

@@ -67,7 +67,7 @@ class OpFacts:
     runs_once: bool = False
 
 
-class RecordedProgram:
+class ProfiledProgram:
     """One program; read when the first of its ops is asked for.
 
     Args:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from ...errors import TPUValidationError
 from .host_events import HostReader
-from .programs import RecordedProgram
+from .programs import ProfiledProgram
 from .recording import BARRIER, ID_BITS, DeviceTrack, HostRecording, Interval, OpEvent, Recording
 from .wire import programs_in
 
@@ -111,10 +111,10 @@ def _read(content: bytes, path: Path) -> HostRecording:
     from jax.profiler import ProfileData
 
     planes = list(ProfileData.from_serialized_xspace(content).planes)
-    programs: dict[int | str, RecordedProgram] = {}
+    programs: dict[int | str, ProfiledProgram] = {}
     for named, module in programs_in(content):
         name, number = _split(named)
-        program = RecordedProgram(name, module)
+        program = ProfiledProgram(name, module)
         programs[name] = program
         if number is not None:
             programs[number & ID_BITS] = program

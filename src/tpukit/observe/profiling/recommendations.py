@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...hardware.figure import flops_text, seconds_text
 from .analysis import BottleneckAnalysis, OpShare
-from .findings import Finding
+from .findings import ProfileFinding
 from .judging import COMMUNICATION, COMPUTE, INPUT, MEMORY, OVERHEAD
 
 # From these shares of the time on, something is worth a word.
@@ -146,5 +146,5 @@ def _seconds(op: OpShare) -> str:
     return f"{seconds_text(op.seconds)} in {op.times:,} run{'s' * (op.times != 1)}"
 
 
-def _named(finding: Finding) -> str:
+def _named(finding: ProfileFinding) -> str:
     return f"{finding} ({seconds_text(finding.seconds)} in {finding.times:,})"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .programs import RecordedProgram
+from .programs import ProfiledProgram
 
 ID_BITS = 2**64 - 1
 """Numbers of programs are fingerprints, which some events write with a sign and others without."""
@@ -109,7 +109,7 @@ class HostRecording:
     host: HostActivity
     window: Interval
     steps: int
-    programs: Mapping[int | str, RecordedProgram] = field(repr=False)
+    programs: Mapping[int | str, ProfiledProgram] = field(repr=False)
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -117,7 +117,7 @@ class HostRecording:
         """Length of the window."""
         return (self.window[1] - self.window[0]) / 1e9
 
-    def program_of(self, event: OpEvent) -> RecordedProgram | None:
+    def program_of(self, event: OpEvent) -> ProfiledProgram | None:
         """The program an op belongs to, if the file holds it."""
         known = None if event.program_id is None else self.programs.get(event.program_id & ID_BITS)
         return known or self.programs.get(event.program)

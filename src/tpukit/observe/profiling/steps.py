@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checker.report import Report, read_report
 from ...checker.report.schema import as_report, spans_of
-from ...compiler.timeline import Span, StepPrediction
+from ...compiler.timeline import StepPrediction, TrackSpan
 from ...errors import TPUValidationError
 from ..diagnosis.evidence import CAUSES_BY_KIND
 from .analysis import OpShare
@@ -44,7 +44,7 @@ class PredictedStep:
     device_kinds: tuple[str, ...]
     step_time_s: float
     seconds_by_kind: Mapping[str, float]
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: tuple[TrackSpan, ...] = field(repr=False)
 
     @property
     def ops(self) -> list[OpShare]:
@@ -113,7 +113,7 @@ def _by_kind(seconds: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _ops_of(spans: Sequence[Span]) -> Iterator[OpShare]:
+def _ops_of(spans: Sequence[TrackSpan]) -> Iterator[OpShare]:
     for span in spans:
         if span.track == "core" and span.cause != "loop":
             yield OpShare(
@@ -145,7 +145,7 @@ class MeasuredStep:
     steps: int
     step_time_s: float
     ops: tuple[OpShare, ...]
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: tuple[TrackSpan, ...] = field(repr=False)
 
 
 def measured_step(recording: Recording, times: Sequence[HostTimes]) -> MeasuredStep:
@@ -230,7 +230,7 @@ def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interv
     return lengths[len(lengths) // 2]
 
 
-def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Iterator[Span]:
+def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Iterator[TrackSpan]:
     roof = roof_of(track, host.annotations.get("device_kind", ""))
     for op in track.ops:
         if op.start < interval[0] or op.end > interval[1]:
@@ -238,7 +238,7 @@ def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Itera
         verdict = judge(op, host, roof)
         facts = verdict.facts
         arithmetic = "matrix" if facts is None or facts.is_product else "vector"
-        yield Span(
+        yield TrackSpan(
             track=_track_of(op, verdict.kind),
             name=facts.name if facts else op.own_name,
             start_s=(op.start - interval[0]) / 1e9,

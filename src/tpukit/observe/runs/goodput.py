@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ...records.attempts import Attempt
+from ...records.attempts import RunAttempt
 from ...records.ledger import Goodput
 from ...shown import Shown
 
@@ -94,7 +94,7 @@ def label_of(cause: str) -> str:
     return CAUSES[cause][0] if cause in CAUSES else cause.replace("_", " ")
 
 
-def goodput_of(attempts: Sequence[Attempt]) -> RunGoodput:
+def goodput_of(attempts: Sequence[RunAttempt]) -> RunGoodput:
     """Add up the attempts of a run."""
     kept_s = [one.productive_s for one in attempts]
     kept_to = [one.step for one in attempts]

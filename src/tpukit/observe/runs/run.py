@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import TPUValidationError, did_you_mean
-from ...records.attempts import Attempt, attempts_of, read_attempts
+from ...records.attempts import RunAttempt, attempts_of, read_attempts
 from ...records.events import EVENTS, Event
 from ..readings import METRICS, Reading
 from ..stragglers.detection import HostRecords, detect_stragglers, read_host_steps
@@ -140,7 +140,7 @@ class Run:
                     self._events += [event] if event else []
             return tuple(self._events)
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[RunAttempt]:
         """Return the attempts at the run, the last up to its newest step."""
         return read_attempts(self.path, self.events())
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...hardware.missing import Measured, Missing, plain
 from ...plain_data import parse_json
-from ...records.attempts import Attempt
+from ...records.attempts import RunAttempt
 from ...records.events import Event, good_saves
 from ...records.lines import read_end
 from ...runtime.plain_files import read_plain
@@ -124,7 +124,7 @@ class RunSummary(Shown):
 def summarise(
     path: Path,
     events: Sequence[Event],
-    attempts: Sequence[Attempt],
+    attempts: Sequence[RunAttempt],
     goodput: RunGoodput,
     *,
     now: float,
@@ -179,11 +179,11 @@ def newest_records(run_dir: Path) -> list[Mapping[str, Any]]:
     return [record for record in parse_records(lines) if record and "step_time_s" in record]
 
 
-def _began(attempt: Attempt, newest: Mapping[str, Any]) -> bool:
+def _began(attempt: RunAttempt, newest: Mapping[str, Any]) -> bool:
     return as_number(newest.get("time")) >= attempt.began
 
 
-def _state(last: Attempt | None, seen: float | None, times: list[float], now: float) -> State:
+def _state(last: RunAttempt | None, seen: float | None, times: list[float], now: float) -> State:
     if last is not None and last.reason is not None:
         return "ended"
     usual = statistics.median(times) if times else 0.0

@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Column:
+class FigureColumn:
     """One figure of every chip or host.
 
     Attributes:
@@ -51,26 +51,26 @@ def plain_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-MEMORY = Column("memory", "memory_used", gib)
+MEMORY = FigureColumn("memory", "memory_used", gib)
 CHIP_COLUMNS = (
-    Column("duty", "duty_cycle", percent, min),
-    Column("TC", "tensorcore_utilization", percent, min),
-    Column("HBM bw", "memory_bandwidth_utilization", percent, min),
-    Column("queue", "hlo_queue_size", plain_number, min),
-    Column("idle", "idle_seconds", seconds),
-    Column("W", "power_watts", lambda value: f"{value:.0f}"),
-    Column("°C", "temperature_celsius", lambda value: f"{value:.0f}"),
-    Column("thr", "throttle_score", plain_number),
-    Column("link", "ici_link_health", plain_number),
+    FigureColumn("duty", "duty_cycle", percent, min),
+    FigureColumn("TC", "tensorcore_utilization", percent, min),
+    FigureColumn("HBM bw", "memory_bandwidth_utilization", percent, min),
+    FigureColumn("queue", "hlo_queue_size", plain_number, min),
+    FigureColumn("idle", "idle_seconds", seconds),
+    FigureColumn("W", "power_watts", lambda value: f"{value:.0f}"),
+    FigureColumn("°C", "temperature_celsius", lambda value: f"{value:.0f}"),
+    FigureColumn("thr", "throttle_score", plain_number),
+    FigureColumn("link", "ici_link_health", plain_number),
 )
 HOST_COLUMNS = (
-    Column("CPU", "host_cpu_utilization", percent),
-    Column("DCN", "dcn_latency_seconds", seconds),
+    FigureColumn("CPU", "host_cpu_utilization", percent),
+    FigureColumn("DCN", "dcn_latency_seconds", seconds),
 )
 # Told of when missing: what one looks at first. The others are simply not shown.
 EXPECTED = ("memory_used", "duty_cycle", "tensorcore_utilization", "memory_bandwidth_utilization")
 
 
-def shown(columns: Sequence[Column], rows: Sequence[Values]) -> list[Column]:
+def shown(columns: Sequence[FigureColumn], rows: Sequence[Values]) -> list[FigureColumn]:
     """Return the columns that have a figure in some row."""
     return [column for column in columns if any(column.metric in values for values in rows)]

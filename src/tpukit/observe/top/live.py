@@ -20,7 +20,7 @@ ESCAPE = "\x1b"
 
 
 @dataclass(frozen=True)
-class Keys:
+class PressedKeys:
     """What keys have chosen so far."""
 
     view: View = "auto"
@@ -28,7 +28,7 @@ class Keys:
     help: bool = False
     quit: bool = False
 
-    def press(self, key: str) -> "Keys":
+    def press(self, key: str) -> "PressedKeys":
         """Return what holds after a key; pressing a view again goes back to the automatic one."""
         if key in ("q", "Q", "\x04"):
             return replace(self, quit=True)
@@ -41,7 +41,7 @@ class Keys:
 
 def watch(feed: Feed, *, rate_s: float, console: Console) -> None:
     """Show snapshots until q is pressed."""
-    keys = Keys()
+    keys = PressedKeys()
     with (
         single_keys() as next_key,
         Live(console=console, screen=True, auto_refresh=False) as live,

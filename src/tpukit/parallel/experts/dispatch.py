@@ -14,7 +14,7 @@ from ..mesh.manual_axes import divisors
 from .exchange import Exchange, segment_of_row
 from .feed_forward import Activation, ExpertWeight, ExpertWeights, add_to_groups, feed_forward
 from .float8 import Float8Weight, grouped_matmul_float8
-from .router import Router, RouterSettings, choose_experts
+from .router import RouterArrays, RouterSettings, choose_experts
 from .routing import (
     RouterStats,
     expert_capacity,
@@ -48,7 +48,7 @@ class MoESettings:
 def moe_shard(
     x: Array,
     router_x: Array | None,
-    router: Router,
+    router: RouterArrays,
     slots: Array | None,
     weights: ExpertWeights,
     *,

@@ -25,7 +25,7 @@ from ..mesh.mesh import axis_sizes
 from .dispatch import MoESettings, RoutingMethod, moe_shard
 from .feed_forward import Activation, ExpertBiases, ExpertWeights
 from .region import ExpertRegion, manual_axes, region_of
-from .router import Router, RouterSettings
+from .router import RouterArrays, RouterSettings
 from .routing import ExpertGroups, RouterStats, Score
 
 
@@ -121,7 +121,7 @@ def moe_ffn(
     num_experts = router_w.shape[-1]
     # Gradients of what every device has are summed in this precision.
     precise = jnp.promote_types(x.dtype, jnp.float32)
-    router = Router(router_w, logit_bias, router_bias, expert_scale)
+    router = RouterArrays(router_w, logit_bias, router_bias, expert_scale)
     router.check()
     router = jax.tree.map(lambda array: array.astype(precise), router)
     weights = ExpertWeights(w_gate, w_up, w_down, biases)
@@ -178,7 +178,7 @@ def moe_ffn(
 
     def run(
         tokens: tuple[Array, Array | None],
-        router: Router,
+        router: RouterArrays,
         slots: Array | None,
         weights: ExpertWeights,
     ) -> tuple[Array, RouterStats]:

@@ -10,7 +10,7 @@ from ...errors import TPUValidationError
 from .routing import ExpertGroups, Routing, Score, route
 
 
-class Router(NamedTuple):
+class RouterArrays(NamedTuple):
     """A router's arrays. Experts have the router's numbers, wherever their weights are placed."""
 
     weight: Array  # (d, E)
@@ -45,7 +45,7 @@ class RouterSettings:
     groups: ExpertGroups | None
 
 
-def choose_experts(tokens: Array, router: Router, settings: RouterSettings) -> Routing:
+def choose_experts(tokens: Array, router: RouterArrays, settings: RouterSettings) -> Routing:
     """The experts of tokens (T, d), in float32 or better."""
     precise = jnp.promote_types(tokens.dtype, jnp.float32)
     logits = tokens.astype(precise) @ router.weight.astype(precise)

@@ -29,7 +29,7 @@ def backward_microbatch(tick: Index, stage: Index, stages: int) -> Index:
     return tick - (2 * (stages - 1) - stage)
 
 
-class Work(NamedTuple):
+class SlotWork(NamedTuple):
     """One stage's work in one slot."""
 
     kind: Literal["F", "B"]
@@ -67,18 +67,18 @@ class PipelineSchedule(Shown):
             )
 
     @cached_property
-    def table(self) -> tuple[tuple[Work | None, ...], ...]:
+    def table(self) -> tuple[tuple[SlotWork | None, ...], ...]:
         """`table[slot][stage]`: the work of a stage in a slot, or None when it waits."""
         last_tick = self.microbatches + self.stages - 2
         if self.name == "gpipe":
             forward = [self._slot("F", tick) for tick in range(last_tick + 1)]
             # Differentiation runs the forward ticks in reverse.
             backward = [
-                tuple(work and Work("B", work.microbatch) for work in slot)
+                tuple(work and SlotWork("B", work.microbatch) for work in slot)
                 for slot in reversed(forward)
             ]
             return (*forward, *backward)
-        slots: list[tuple[Work | None, ...]] = []
+        slots: list[tuple[SlotWork | None, ...]] = []
         for tick in range(last_tick + self.stages):
             if tick <= last_tick:
                 slots.append(self._slot("F", tick))
@@ -142,12 +142,12 @@ class PipelineSchedule(Shown):
         )
         return Group(summary, drawing)
 
-    def _slot(self, kind: Literal["F", "B"], tick: int) -> tuple[Work | None, ...]:
-        def work(stage: int) -> Work | None:
+    def _slot(self, kind: Literal["F", "B"], tick: int) -> tuple[SlotWork | None, ...]:
+        def work(stage: int) -> SlotWork | None:
             if kind == "F":
                 microbatch = forward_microbatch(tick, stage)
             else:
                 microbatch = backward_microbatch(tick, stage, self.stages)
-            return Work(kind, microbatch) if 0 <= microbatch < self.microbatches else None
+            return SlotWork(kind, microbatch) if 0 <= microbatch < self.microbatches else None
 
         return tuple(work(stage) for stage in range(self.stages))

@@ -37,7 +37,7 @@ class Sight:
             visible &= queries[0] // self.chunk <= keys[-1] // self.chunk
         return visible
 
-    def visible(self, queries: "Queries", keys: "Keys") -> Array:
+    def visible(self, queries: "Queries", keys: "KeyBlocks") -> Array:
         """(b or 1, 1, 1, q, k) booleans."""
         distance = queries.positions[:, None] - keys.positions[None, :]
         visible = jnp.ones_like(distance, bool)
@@ -63,7 +63,7 @@ class Queries(NamedTuple):
     segments: Array | None  # (b, q)
 
 
-class Keys(NamedTuple):
+class KeyBlocks(NamedTuple):
     """A block of keys and values, or all blocks of a device."""
 
     k: Array  # (b, k, n, d)
@@ -98,7 +98,7 @@ class Softmax(NamedTuple):
         return self.largest + jnp.log(jnp.maximum(self.total, TINY))
 
 
-def add_block(sight: Sight, softmax: Softmax, queries: Queries, keys: Keys) -> Softmax:
+def add_block(sight: Sight, softmax: Softmax, queries: Queries, keys: KeyBlocks) -> Softmax:
     """Let a block of queries attend to a block of keys."""
     precise = softmax.values.dtype
     visible = sight.visible(queries, keys)
@@ -125,7 +125,7 @@ class OutputGradient(NamedTuple):
 
 
 def block_gradients(
-    sight: Sight, queries: Queries, keys: Keys, gradient: OutputGradient
+    sight: Sight, queries: Queries, keys: KeyBlocks, gradient: OutputGradient
 ) -> tuple[Array, Array, Array]:
     """What one block of scores adds to the gradients of q, k and v."""
     precise = gradient.log_normalizer.dtype
@@ -156,7 +156,7 @@ def from_blocks(x: Array) -> Array:
 
 
 def _scores(
-    sight: Sight, queries: Queries, keys: Keys, precise: jnp.dtype
+    sight: Sight, queries: Queries, keys: KeyBlocks, precise: jnp.dtype
 ) -> tuple[Array, Array | None]:
     """Scores (b, n, g, q, k), and the slope of the cap (None without one)."""
     scores = jnp.einsum("bqngd,bknd->bngqk", queries.q, keys.k, preferred_element_type=precise)

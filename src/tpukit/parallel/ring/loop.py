@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .blocks import (
-    Keys,
+    KeyBlocks,
     OutputGradient,
     Queries,
     Sight,
@@ -25,7 +25,7 @@ Tree = TypeVar("Tree")
 # q, k, v, segments, the output, and the log normalizers (b, H, S)
 Saved: TypeAlias = tuple[Array, Array, Array, Array | None, Array, Array]
 KeyGradients: TypeAlias = tuple[Array, Array]  # of k and v, in blocks
-Travelling: TypeAlias = tuple[Array, Keys, KeyGradients]  # d_q stays, the others move on
+Travelling: TypeAlias = tuple[Array, KeyBlocks, KeyGradients]  # d_q stays, the others move on
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Ring:
         ring = [(device, (device + hops) % self.shards) for device in range(self.shards)]
         return jax.tree.map(lambda leaf: lax.ppermute(leaf, self.axis, ring), tree)
 
-    def split(self, q: Array, k: Array, v: Array, segments: Array | None) -> tuple[Queries, Keys]:
+    def split(
+        self, q: Array, k: Array, v: Array, segments: Array | None
+    ) -> tuple[Queries, KeyBlocks]:
         """This device's queries and keys in blocks."""
         positions = local_positions(self.here, q.shape[1], shards=self.shards, layout=self.layout)
         positions = positions.reshape(-1, self.block)
@@ -82,7 +84,7 @@ class Ring:
         q = q.reshape(*q.shape[:2], heads, -1, q.shape[-1])
         q, k, v = (to_blocks(x, self.block) for x in (q, k, v))
         segments = None if segments is None else to_blocks(segments, self.block)
-        return Queries(q, positions, segments), Keys(k, v, positions, segments)
+        return Queries(q, positions, segments), KeyBlocks(k, v, positions, segments)
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,11 +98,11 @@ def forward(
     """This device's output (b, S, H, v), and the log normalizers of its rows (b, H, S)."""
     queries, keys = ring.split(q, k, v, segments)
 
-    def see(softmax: Softmax, keys: Keys) -> Softmax:
+    def see(softmax: Softmax, keys: KeyBlocks) -> Softmax:
         def query_block(_: None, block: tuple[Queries, Softmax]) -> tuple[None, Softmax]:
             queries, softmax = block
 
-            def key_block(softmax: Softmax, keys: Keys) -> tuple[Softmax, None]:
+            def key_block(softmax: Softmax, keys: KeyBlocks) -> tuple[Softmax, None]:
                 softmax = lax.cond(
                     ring.sight.any_visible(queries.positions, keys.positions),
                     lambda: _whole(add_block)(ring.sight, softmax, queries, keys),
@@ -112,7 +114,7 @@ def forward(
 
         return lax.scan(query_block, None, (queries, softmax))[1]
 
-    def hop(carry: tuple[Softmax, Keys], _: None) -> tuple[tuple[Softmax, Keys], None]:
+    def hop(carry: tuple[Softmax, KeyBlocks], _: None) -> tuple[tuple[Softmax, KeyBlocks], None]:
         softmax, keys = carry
         # Sent before they are used here, so that the transfer runs beside the arithmetic.
         coming = ring.pass_on(keys)
@@ -140,8 +142,10 @@ def backward(saved: Saved, d_out: Array, *, ring: Ring) -> tuple[Array, Array, A
         jnp.moveaxis(log_normalizer.reshape(*by_head, -1, ring.block), -2, 0),
     )
 
-    def see(d_q: Array, keys: Keys, d_keys: KeyGradients) -> tuple[Array, KeyGradients]:
-        def key_block(d_q: Array, block: tuple[Keys, KeyGradients]) -> tuple[Array, KeyGradients]:
+    def see(d_q: Array, keys: KeyBlocks, d_keys: KeyGradients) -> tuple[Array, KeyGradients]:
+        def key_block(
+            d_q: Array, block: tuple[KeyBlocks, KeyGradients]
+        ) -> tuple[Array, KeyGradients]:
             keys, d_keys = block
 
             def query_block(

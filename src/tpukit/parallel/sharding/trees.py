@@ -25,7 +25,7 @@ class OpenModel:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ModelLeaf:
     """One leaf of a model.
 
     Attributes:
@@ -55,16 +55,16 @@ def open_model(model: Any) -> OpenModel:
     return OpenModel(model, lambda new_tree: new_tree)
 
 
-def named_leaves(tree: Any) -> list[Leaf]:
+def named_leaves(tree: Any) -> list[ModelLeaf]:
     """Every leaf of a tree in the order of `jax.tree.leaves`."""
-    leaves: list[Leaf] = []
+    leaves: list[ModelLeaf] = []
     for outer_path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
         if _is_box(node):
             names = _names_of(node)
             for inner_path, value in jax.tree_util.tree_flatten_with_path(node)[0]:
-                leaves.append(Leaf(join_path((*outer_path, *inner_path)), value, names))
+                leaves.append(ModelLeaf(join_path((*outer_path, *inner_path)), value, names))
         else:
-            leaves.append(Leaf(join_path(outer_path), node))
+            leaves.append(ModelLeaf(join_path(outer_path), node))
     return leaves
 
 
@@ -118,7 +118,7 @@ def _for_stack(names: Sequence[Any], rank: int, first: str | None) -> tuple[Any,
 
 
 def _describe(
-    leaf: Leaf, shape: tuple[int, ...], is_stacked: bool, head_counts: Mapping[str, int]
+    leaf: ModelLeaf, shape: tuple[int, ...], is_stacked: bool, head_counts: Mapping[str, int]
 ) -> Parameter:
     is_weight = _is_weight(leaf)
     dims = label_dims(leaf.names, len(shape)) if leaf.names else None
@@ -140,7 +140,7 @@ def _describe(
     )
 
 
-def _is_weight(leaf: Leaf) -> bool:
+def _is_weight(leaf: ModelLeaf) -> bool:
     """Floating-point arrays, and integer matrices: quantized weights are those."""
     dtype = leaf.value.dtype
     if jnp.issubdtype(dtype, jnp.inexact):

@@ -16,7 +16,7 @@ from ..mesh.mesh import axis_sizes
 from .layout import Layout, make_layout
 from .report import show_spec
 from .rules import check_axes, check_fits, spec_entries
-from .trees import Leaf, named_leaves, open_model
+from .trees import ModelLeaf, named_leaves, open_model
 
 LINES_SHOWN = 12
 
@@ -92,7 +92,7 @@ def validate_sharding(
 
 
 def _expected_specs(
-    tree: Any, leaves: list[Leaf], mesh: AnyMesh, expected: Any
+    tree: Any, leaves: list[ModelLeaf], mesh: AnyMesh, expected: Any
 ) -> list[PartitionSpec | None]:
     if expected is None:
         names = tuple(axis_sizes(mesh))

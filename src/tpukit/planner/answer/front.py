@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..search.objectives import Limits, pareto_front
+from ..search.objectives import PlanLimits, pareto_front
 from ..search.search import Search
 from ..search.verification import Verifier, broken_limit, is_compiled
 from .choice import Choice
@@ -27,7 +27,7 @@ def verified_front(
     choices: Sequence[Choice],
     *,
     verifier: Verifier,
-    limits: Limits,
+    limits: PlanLimits,
 ) -> list[Choice]:
     """The front once the compiler was asked, the fastest first.
 

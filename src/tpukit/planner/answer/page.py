@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from ...hardware.figure import bytes_text, seconds_text
 from ...hardware.mesh_sizes import write_mesh
-from ...pages.charts import Mark, Piece, stacked_bar
+from ...pages.charts import BarMark, BarPiece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup, join, tag
 from ...pages.parts import (
     Column,
     Mood,
-    Section,
+    PageSection,
     absent,
     badge,
     bullets,
@@ -88,7 +88,7 @@ def _cards(best: Choice) -> list[Markup]:
     ]
 
 
-def _sections(result: "AnyPlan") -> list[Section]:
+def _sections(result: "AnyPlan") -> list[PageSection]:
     shown = [_choices("Choices", result.choices, result)]
     if result.unpriced:
         shown.append(_choices("Without a price", result.unpriced, result))
@@ -108,7 +108,7 @@ def _sections(result: "AnyPlan") -> list[Section]:
     return shown
 
 
-def _choices(title: str, choices: Sequence[Choice], result: "AnyPlan") -> Section:
+def _choices(title: str, choices: Sequence[Choice], result: "AnyPlan") -> PageSection:
     if not choices:
         return section(title, absent(result.shortfall))
     columns = (
@@ -142,7 +142,7 @@ def _times(choices: Sequence[Choice]) -> Markup:
     rows: list[Sequence[Child]] = []
     for choice in choices:
         pieces = [
-            Piece(kind, choice.seconds_by_cause[cause], f"{cause}: {_share(choice, cause)}")
+            BarPiece(kind, choice.seconds_by_cause[cause], f"{cause}: {_share(choice, cause)}")
             for cause, kind in _CAUSE_KINDS.items()
             if choice.seconds_by_cause[cause]
         ]
@@ -173,11 +173,13 @@ def _memories(choices: Sequence[Choice]) -> Markup:
     rows: list[Sequence[Child]] = []
     for choice in choices:
         pieces = [
-            Piece(kind, choice.memory[purpose], f"{purpose}: {bytes_text(choice.memory[purpose])}")
+            BarPiece(
+                kind, choice.memory[purpose], f"{purpose}: {bytes_text(choice.memory[purpose])}"
+            )
             for purpose, kind in _PURPOSE_KINDS.items()
         ]
         whole = max(choice.usable_bytes, choice.memory["total"])
-        limit = Mark(choice.usable_bytes, is_limit=True)
+        limit = BarMark(choice.usable_bytes, is_limit=True)
         label = f"HBM of one device of {choice.slice}"
         total = f"{bytes_text(choice.memory['total'])} of {bytes_text(choice.usable_bytes)}"
         rows.append(
@@ -199,7 +201,7 @@ def _bars(bar: str, amount: str, rows: Sequence[Sequence[Child]], *, caption: st
     return table(columns, rows, caption=caption)
 
 
-def _front(result: "AnyPlan") -> Section:
+def _front(result: "AnyPlan") -> PageSection:
     columns = (
         Column("slice"),
         Column("time", is_number=True, origin="model"),

@@ -9,7 +9,7 @@ from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ..cost.money import Costs
 from ..cost.spot import Preemption
-from ..search.objectives import SAME, Judgement, Limits
+from ..search.objectives import SAME, Judgement, PlanLimits
 from ..search.scoring import Scores
 from .amounts import days_text
 
@@ -38,7 +38,7 @@ def find_rejections(
     scores: Scores,
     costs: Costs,
     verdicts: Judgement,
-    limits: Limits,
+    limits: PlanLimits,
     preemption: Preemption,
 ) -> tuple[Rejection, ...]:
     """Every slice without a candidate that passes, by generation and reason.
@@ -75,7 +75,7 @@ def _why(
     scores: Scores,
     costs: Costs,
     verdicts: Judgement,
-    limits: Limits,
+    limits: PlanLimits,
     preemption: Preemption,
 ) -> tuple[str, float, str]:
     """The first limit that none passes: its kind, how far off the nearest is, and both as text."""

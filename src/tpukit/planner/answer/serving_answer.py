@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...hardware import Figure
 from ...runtime.files import write_output
 from ...shown import Shown
-from ..cost.serving_model import Pass, ServedFormats, Throughput, Traffic
+from ..cost.serving_model import ServedFormats, ServingPass, ServingThroughput, ServingTraffic
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -65,9 +65,9 @@ class ServingChoice:
     tensor: int | None = None
     replicas: int | None = None
     room_for: int | None = None
-    decode: Pass | None = None
-    prefill: Pass | None = None
-    modelled: Throughput | None = None
+    decode: ServingPass | None = None
+    prefill: ServingPass | None = None
+    modelled: ServingThroughput | None = None
     device_bytes: float | None = None
     room_bytes: float | None = None
     usd_per_chip_hour: Figure | None = None
@@ -81,7 +81,7 @@ class ServingChoice:
         return self.formats.weights
 
     @property
-    def throughput(self) -> Throughput | None:
+    def throughput(self) -> ServingThroughput | None:
         """What clients see: by the compiled programs where their time is known."""
         c = self.compiled
         if self.modelled is None or c is None or c.decode_s is None or c.prefill_s is None:
@@ -169,7 +169,7 @@ class ServingPlan(Shown):
     """A choice for every generation and weight format, at prices of one tier."""
 
     model: str
-    traffic: Traffic
+    traffic: ServingTraffic
     cache: str
     tier: str
     choices: tuple[ServingChoice, ...]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from ...hardware.figure import bytes_text
-from ...pages.charts import Mark, Piece, stacked_bar
+from ...pages.charts import BarMark, BarPiece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup, join, tag
 from ...pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     bullets,
     card,
@@ -56,7 +56,7 @@ def _card(weights: str, one: ServingChoice) -> Markup:
     return card(f"Cheapest in {weights}", money_text(one), below, one.usd_per_million.origin or "")
 
 
-def _sections(plan: ServingPlan) -> list[Section]:
+def _sections(plan: ServingPlan) -> list[PageSection]:
     found = [one for one in plan.choices if one.slice is not None]
     shown = [_choices(found)]
     if found:
@@ -68,7 +68,7 @@ def _sections(plan: ServingPlan) -> list[Section]:
     return shown
 
 
-def _choices(found: Sequence[ServingChoice]) -> Section:
+def _choices(found: Sequence[ServingChoice]) -> PageSection:
     title = "The smallest slices"
     if not found:
         return section(title, absent("no slice holds the weights and the cache"))
@@ -100,7 +100,7 @@ def _choices(found: Sequence[ServingChoice]) -> Section:
     return section(title, table(columns, rows, caption="Of each generation, by weight format"))
 
 
-def _times(found: Sequence[ServingChoice]) -> Section:
+def _times(found: Sequence[ServingChoice]) -> PageSection:
     """A bar for every choice, all to one scale: shorter is faster."""
     waits = {id(one): _waits(one) for one in found}
     longest = max(sum(parts.values()) for parts in waits.values())
@@ -108,7 +108,7 @@ def _times(found: Sequence[ServingChoice]) -> Section:
     for one in found:
         parts = waits[id(one)]
         pieces = [
-            Piece(_KINDS[name], seconds, f"{name}: {milliseconds(seconds)} ms")
+            BarPiece(_KINDS[name], seconds, f"{name}: {milliseconds(seconds)} ms")
             for name, seconds in parts.items()
             if seconds
         ]
@@ -132,17 +132,17 @@ def _waits(one: ServingChoice) -> dict[str, float]:
     return {**own, _PROMPTS: one.modelled.token_s - one.modelled.decode_s}
 
 
-def _memories(found: Sequence[ServingChoice]) -> Section:
+def _memories(found: Sequence[ServingChoice]) -> PageSection:
     """A bar for every choice, up to what its device has room for."""
     rows: list[Sequence[Child]] = []
     for one in found:
         used, room = one.device_bytes or 0.0, one.room_bytes or 0.0
         weights = one.weight_bytes / (one.tensor or 1)
         pieces = [
-            Piece(_HELD[name], amount, f"{name}: {bytes_text(amount)}")
+            BarPiece(_HELD[name], amount, f"{name}: {bytes_text(amount)}")
             for name, amount in (("weights", weights), ("cache", used - weights))
         ]
-        limit = Mark(room, is_limit=True)
+        limit = BarMark(room, is_limit=True)
         label = f"HBM of one device of {one.slice}"
         bar = stacked_bar(pieces, whole=max(room, used), label=label, marks=[limit])
         rows.append((one.weights, _slice(one), bar, f"{bytes_text(used)} of {bytes_text(room)}"))

@@ -42,7 +42,7 @@ class ServedFormats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class ServingTraffic:
     """What is asked of a server.
 
     Attributes:
@@ -67,7 +67,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class ServingPass:
     """Seconds of one pass of a replica over some tokens, by what they wait for (origin: model).
 
     Attributes:
@@ -101,7 +101,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class ServingThroughput:
     """What clients see of a server that is kept busy: a new request comes when one is answered.
 
     Every replica reads the prompts of its requests one after the other, and no token is added
@@ -113,7 +113,7 @@ class Throughput:
         sequences: Of a replica.
     """
 
-    traffic: Traffic
+    traffic: ServingTraffic
     decode_s: float
     prefill_s: float
     sequences: int
@@ -135,7 +135,7 @@ class Server:
 
     model: ServedModel
     slice: Slice
-    traffic: Traffic
+    traffic: ServingTraffic
     tensor: int
     formats: ServedFormats = field(default_factory=ServedFormats)
 
@@ -168,7 +168,7 @@ class Server:
         each = self.model.cache_bytes(self.traffic.context, self.formats.cache)
         return self.replicas * max(0, int(free // each))
 
-    def decode(self) -> Pass:
+    def decode(self) -> ServingPass:
         """One more token for every sequence: all weights and each sequence's cache are read."""
         m, rows, context = self.model, self.sequences, self.traffic.mean_context
         reached = self._hbm * ServingRates.of(self.slice.chip.name).cache_share
@@ -186,7 +186,7 @@ class Server:
         )
         return self._pass(rows, self.traffic.batch, attention, joined)
 
-    def prefill(self) -> Pass:
+    def prefill(self) -> ServingPass:
         """A prompt in every replica."""
         length = self.traffic.prompt
         attention = [
@@ -200,22 +200,22 @@ class Server:
         ]
         return self._pass(length, length * self.replicas, attention, 0.0)
 
-    def throughput(self) -> Throughput:
+    def throughput(self) -> ServingThroughput:
         """What clients see."""
-        return Throughput(
+        return ServingThroughput(
             self.traffic, self.decode().seconds, self.prefill().seconds, self.sequences
         )
 
     def _pass(
         self, rows: int, tokens: int, attention: list[tuple[float, float]], joined: float
-    ) -> Pass:
+    ) -> ServingPass:
         """Of `rows` tokens of a replica, whose attention waits for FLOPs or for bytes."""
         m = self.model
         parts = [*(kind.matrices for kind in m.kinds), m.outside]
         waits = [*attention, *(self._products(part, rows) for part in parts)]
         waits = [(flops / self.tensor, moved / self.tensor) for flops, moved in waits]
         each = StepRates.of().ops_per_layer * self._machine.op_overhead_s
-        return Pass(
+        return ServingPass(
             tokens=tokens,
             flops=sum(flops for flops, moved in waits if flops >= moved),
             hbm=sum(moved for flops, moved in waits if flops < moved),
@@ -279,7 +279,7 @@ def room_bytes(on: Slice) -> float:
 
 
 def servers_on(
-    on: Slice, model: ServedModel, traffic: Traffic, formats: ServedFormats
+    on: Slice, model: ServedModel, traffic: ServingTraffic, formats: ServedFormats
 ) -> Iterator[Server]:
     """Every split of a slice into replicas that a device has room for."""
     devices = on.devices // on.num_slices

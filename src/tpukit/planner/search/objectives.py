@@ -16,7 +16,7 @@ SAME = 0.01  # costs that differ by less are equal: the arithmetic is not more p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PlanLimits:
     """What a plan must keep to; None is no limit.
 
     Attributes:
@@ -37,12 +37,12 @@ class Limits:
         Range(0, 0.99).check("min_headroom", self.min_headroom, unit="of HBM")
 
 
-def is_budget_alone(objective: str | None, limits: Limits) -> bool:
+def is_budget_alone(objective: str | None, limits: PlanLimits) -> bool:
     """Return whether a budget is all that was asked for."""
     return objective is None and limits.budget_usd is not None and limits.deadline_days is None
 
 
-def read_objective(name: str | None, limits: Limits) -> ObjectiveName:
+def read_objective(name: str | None, limits: PlanLimits) -> ObjectiveName:
     """The objective of that name; without one, what the limits leave open.
 
     A budget alone asks for the fastest it can buy; anything else for the cheapest.
@@ -84,7 +84,7 @@ class Judgement:
         return self.fits & self.finishes
 
 
-def judge(scores: Scores, costs: Costs, limits: Limits) -> Judgement:
+def judge(scores: Scores, costs: Costs, limits: PlanLimits) -> Judgement:
     """Hold every candidate against the limits; without a price nothing is affordable."""
     everything = np.ones(len(scores.candidates), bool)
     deadline, budget = limits.deadline_days, limits.budget_usd

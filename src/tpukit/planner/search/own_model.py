@@ -17,7 +17,7 @@ from ..answer.choice import Choice, Verified
 from ..cost.compiled_memory import split_of
 from ..cost.money import SPOT, host_bytes_per_s
 from ..cost.step_variant import CAUSES
-from .objectives import Limits
+from .objectives import PlanLimits
 from .search import Ask, optimizer_settings
 from .verification import Compile, broken_limit, sort_key
 
@@ -74,7 +74,7 @@ class OwnModelSearch:
         return found, f"every slice that holds it breaks a limit: {self._nearest(found[0])}"
 
     def _nearest(self, choice: Choice) -> str:
-        limits: Limits = self.ask.limits
+        limits: PlanLimits = self.ask.limits
         return f"{choice.slice}: {broken_limit(choice, limits).rstrip(',')}"
 
     def _jobs(self) -> Iterator[Job]:

@@ -25,8 +25,8 @@ from ..cost.step_variant import variant_for
 from .candidates import PRECISIONS, Space, enumerate_candidates
 from .objectives import (
     Judgement,
-    Limits,
     ObjectiveName,
+    PlanLimits,
     bins,
     judge,
     pareto_front,
@@ -34,7 +34,7 @@ from .objectives import (
     unusual,
 )
 from .scoring import Scores, score
-from .subject import Subject
+from .subject import PlannedModel
 from .usual_limits import usual_chips
 
 # On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
@@ -51,10 +51,10 @@ class Ask:
         any_chips: Whether slices of any size may be chosen; else `usual_limits.usual_chips`.
     """
 
-    subject: Subject
+    subject: PlannedModel
     tokens: float
     objective: ObjectiveName
-    limits: Limits
+    limits: PlanLimits
     space: Space
     market: Market
     max_batch_tokens: float
@@ -248,7 +248,13 @@ def optimizer_settings(optimizer: OptimizerSpec) -> dict[str, Any]:
 
 
 def choice_at(
-    index: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
+    index: int,
+    scores: Scores,
+    costs: Costs,
+    *,
+    subject: PlannedModel,
+    market: Market,
+    tokens: float,
 ) -> Choice:
     """The candidate of that index."""
     candidates = scores.candidates

@@ -24,7 +24,7 @@ QUANTIZED_ARRAYS = "quantized.safetensors"  # quantization/files/model_files.py,
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlannedModel:
     """What is trained.
 
     Attributes:
@@ -92,7 +92,7 @@ class Subject:
 
 def read_subject(
     model: Any, *, sequence_length: int | None, lora: LoraSettings | None = None
-) -> Subject:
+) -> PlannedModel:
     """The subject that a name, a `TransformerConfig`, a `Workload` or any model stands for.
 
     Args:
@@ -121,7 +121,7 @@ def read_subject(
     weights = _folder_of(name)
     if name is None:
         name, changes = _as_preset(config)
-    return Subject(name, changes, config, length, fixed, lora=lora, weights=weights)
+    return PlannedModel(name, changes, config, length, fixed, lora=lora, weights=weights)
 
 
 def _folder_of(name: str | None) -> Path | None:
@@ -132,7 +132,7 @@ def _folder_of(name: str | None) -> Path | None:
     return folder if any(folder.glob("*.safetensors")) else None
 
 
-def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Subject:
+def _own_model(name: str | None, found: Any, sequence_length: int | None) -> PlannedModel:
     """A user's own model, about which the compiler is asked: a workload, or a bare model."""
     from ...models.adapters.registry import kind_of  # imports jax, which arithmetic does without
 
@@ -142,8 +142,8 @@ def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Sub
         kind_of(found)  # refuses what is no model
         length = sequence_length or DEFAULT_SEQUENCE_LENGTH
         remat = "full" if is_instance_of(found, "torch.nn") else "none"
-        return Subject(shown, {}, None, length, remat=remat, given=given)
-    return Subject(
+        return PlannedModel(shown, {}, None, length, remat=remat, given=given)
+    return PlannedModel(
         shown,
         {},
         None,

@@ -19,7 +19,7 @@ from ...job.job import Job
 from ...runtime.progress import Progress
 from ..answer.amounts import days_text
 from ..answer.choice import Choice, Verified
-from .objectives import Limits, ObjectiveName
+from .objectives import ObjectiveName, PlanLimits
 from .search import Search
 
 SMALL_DIFFERENCE = 0.10  # between model and compiler, not reported
@@ -53,7 +53,7 @@ class Verifier:
     _correction: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
 
     def best(
-        self, search: Search, order: np.ndarray, *, top: int, verify: int, limits: Limits
+        self, search: Search, order: np.ndarray, *, top: int, verify: int, limits: PlanLimits
     ) -> list[Choice]:
         """The first `top` choices of different slices, the first `verify` of them confirmed.
 
@@ -213,7 +213,7 @@ def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
     return (choice.days, money) if objective == "fastest" else (money, choice.days)
 
 
-def broken_limit(choice: Choice, limits: Limits) -> str:
+def broken_limit(choice: Choice, limits: PlanLimits) -> str:
     """The limit that a choice breaks once its step is known, as text; "" when none."""
     if choice.waste == 1.0:
         return "never finishes on spot"

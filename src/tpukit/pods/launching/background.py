@@ -18,7 +18,7 @@ from ..store import Store
 from ..store.locks import is_held
 from .launch import LOCK, RUNS, Launch, already_supervised
 from .result import GAVE_UP
-from .run_log import FILE, POLL_S, Entry, read_log
+from .run_log import FILE, POLL_S, RunLogEntry, read_log
 
 MODULE = "tpukit.pods.launching.runner"
 PID_FILE = "pid"
@@ -110,9 +110,9 @@ class BackgroundRun:
         except ChildProcessError:  # it has ended, and was waited for
             return False
 
-    def entries(self, *, follow: bool = True) -> Iterator[Entry]:
+    def entries(self, *, follow: bool = True) -> Iterator[RunLogEntry]:
         """Yield what happened, and what happens until it ends."""
-        last: Entry | None = None
+        last: RunLogEntry | None = None
         for entry in read_log(self.folder, is_running=lambda: self.is_running, follow=follow):
             last = entry
             yield entry
@@ -122,13 +122,13 @@ class BackgroundRun:
             errors = self.folder / ERRORS
             said = errors.read_text(errors="replace").strip() if errors.exists() else ""
             tail = said.splitlines()[-1] if said else "it was killed"
-            yield Entry(
+            yield RunLogEntry(
                 "error",
                 f"the supervisor of {self.name} has ended: {tail}. Launch the job again to go on.",
                 data={"code": GAVE_UP},
             )
 
-    def begin(self, wait_s: float) -> Entry | None:
+    def begin(self, wait_s: float) -> RunLogEntry | None:
         """Wait until the run makes a step or ends, and return how it stands.
 
         Args:
@@ -142,7 +142,7 @@ class BackgroundRun:
         def goes_on() -> bool:
             return self.is_running and time.monotonic() < deadline
 
-        last: Entry | None = None
+        last: RunLogEntry | None = None
         for entry in read_log(self.folder, is_running=goes_on, follow=True):
             if last is None:
                 deadline = time.monotonic() + wait_s

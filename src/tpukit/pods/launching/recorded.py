@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import PodUnavailable
-from ...runtime.doctor.finding import Finding
+from ...runtime.doctor.finding import DoctorFinding
 from ..causes import Cause
 from ..config import PodConfig
 from ..limits import Hold, unavailable
@@ -94,7 +94,7 @@ class RecordedProvider:
         """Start a process on every host."""
         return self._inner.start(pod, command, attempt=attempt)
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Say what would stand in the way of a pod."""
         return self._inner.preflight(config)
 

@@ -8,7 +8,7 @@ from ...runtime.exit_codes import ExitCode
 from ...shown import Shown
 from ..causes import Cause, Kind
 from ..cost import CostReport
-from .run_log import Entry
+from .run_log import RunLogEntry
 
 NO_CAPACITY = 5
 GAVE_UP = 6
@@ -48,7 +48,7 @@ class LaunchResult(Shown):
     """
 
     name: str
-    entry: Entry
+    entry: RunLogEntry
     cost: CostReport
 
     @property

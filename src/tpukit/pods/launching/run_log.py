@@ -37,7 +37,7 @@ FINAL = ("outcome", "error")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunLogEntry:
     """One thing that happened.
 
     Attributes:
@@ -69,7 +69,7 @@ class Entry:
         }
 
     @classmethod
-    def of(cls, event: SupervisionEvent) -> "Entry | None":
+    def of(cls, event: SupervisionEvent) -> "RunLogEntry | None":
         """Return the log entry of an event; None where others tell the same, or it is noise."""
         match event:
             case Line(host, text):
@@ -110,11 +110,11 @@ class RunLog:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._step_at = 0.0
-        self._held: Entry | None = None
+        self._held: RunLogEntry | None = None
 
     def tell(self, event: SupervisionEvent) -> None:
         """Write down an event; of steps that follow each other fast only some."""
-        entry = Entry.of(event)
+        entry = RunLogEntry.of(event)
         if entry is None:
             return
         if entry.kind == "step" and entry.at - self._step_at < STEP_S:
@@ -131,7 +131,7 @@ class RunLog:
         if self._held is not None:
             self.write(self._held)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: RunLogEntry) -> None:
         """Write down an entry."""
         if entry.kind == "step":
             self._held = None
@@ -144,7 +144,9 @@ class RunLog:
         self._file.close()
 
 
-def read_log(folder: Path, *, is_running: Callable[[], bool], follow: bool) -> Iterator[Entry]:
+def read_log(
+    folder: Path, *, is_running: Callable[[], bool], follow: bool
+) -> Iterator[RunLogEntry]:
     """Yield the entries of a run's log.
 
     Args:
@@ -165,7 +167,7 @@ def read_log(folder: Path, *, is_running: Callable[[], bool], follow: bool) -> I
             *lines, rest = rest.split("\n")
             for line in lines:
                 said = json.loads(line)
-                entry = Entry(**said)
+                entry = RunLogEntry(**said)
                 yield entry
                 if entry.is_final and follow:
                     return

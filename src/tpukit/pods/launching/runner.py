@@ -18,7 +18,7 @@ from ..store import Store
 from ..store.locks import holding
 from .launch import LOCK, already_supervised, prepare_launch, run_folder
 from .result import code_of
-from .run_log import Entry, RunLog
+from .run_log import RunLog, RunLogEntry
 
 
 def main() -> None:
@@ -39,10 +39,10 @@ def main() -> None:
             log.write(_supervise(request, store, log, stopping))
         except TPUError as error:
             said = {"kind": type(error).__name__, "code": code_of(error)}
-            log.write(Entry("error", str(error), data=said))
+            log.write(RunLogEntry("error", str(error), data=said))
         except Exception as error:
             said = f"unexpected {type(error).__name__}: {error}"
-            log.write(Entry("error", said, data={"code": int(ExitCode.FAILED)}))
+            log.write(RunLogEntry("error", said, data={"code": int(ExitCode.FAILED)}))
             raise
         finally:
             log.close()
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _supervise(
     request: dict[str, Any], store: Store, log: RunLog, stopping: threading.Event
-) -> Entry:
+) -> RunLogEntry:
     """Supervise to the end, and return the last entry of the log."""
     ready = prepare_launch(
         Job.from_dict(request["job"]),
@@ -61,10 +61,10 @@ def _supervise(
         state=store,
     )
     if stopping.is_set():
-        return Entry("error", "stopped before it began", data={"code": 0})
+        return RunLogEntry("error", "stopped before it began", data={"code": 0})
     outcome = ready.run(log.tell, stopping=stopping)
     log.flush()
-    return Entry("outcome", str(outcome.ending), data=outcome.to_dict())
+    return RunLogEntry("outcome", str(outcome.ending), data=outcome.to_dict())
 
 
 if __name__ == "__main__":

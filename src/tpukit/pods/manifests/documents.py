@@ -18,7 +18,7 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]+")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 
 
-class _Dumper(yaml.SafeDumper):
+class _QuotingDumper(yaml.SafeDumper):
     """Writes text in quotes wherever it could be read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -32,13 +32,13 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_QuotingDumper.add_representer(str, _text)
 
 
 def to_yaml(documents: Iterable[Document]) -> str:
     """Return documents as `kubectl apply -f` takes them."""
     return yaml.dump_all(
-        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000
+        documents, Dumper=_QuotingDumper, sort_keys=False, allow_unicode=False, width=10_000
     )
 
 

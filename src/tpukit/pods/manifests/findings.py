@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...runtime.doctor.finding import Finding, Severity
+from ...runtime.doctor.finding import DoctorFinding, Severity
 from ...shown import Shown
 
 _MARKS = {
@@ -18,19 +18,19 @@ _ORDER = ("error", "warning", "info", "ok")
 
 def found(
     id_: str, severity: Severity, where: object, seen: str, fix: str | None = None
-) -> Finding:
+) -> DoctorFinding:
     """Return a finding about one place in a manifest."""
-    return Finding(id_, "resources", severity, f"{where}: {seen}", fix)
+    return DoctorFinding(id_, "resources", severity, f"{where}: {seen}", fix)
 
 
 @dataclass(frozen=True)
 class LintReport(Shown):
     """What checks of manifests found, the worst first."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
 
     @classmethod
-    def of(cls, findings: Sequence[Finding]) -> "LintReport":
+    def of(cls, findings: Sequence[DoctorFinding]) -> "LintReport":
         """Return findings in order of weight; each once."""
         once = dict.fromkeys(findings)
         return cls(tuple(sorted(once, key=lambda one: _ORDER.index(one.severity))))
@@ -41,11 +41,11 @@ class LintReport(Shown):
         return not self.errors
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[DoctorFinding, ...]:
         """What would be refused, or never run."""
         return tuple(one for one in self.findings if one.severity == "error")
 
-    def __iter__(self) -> Iterator[Finding]:
+    def __iter__(self) -> Iterator[DoctorFinding]:
         return iter(self.findings)
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ BLOCK = 256
 """Numbers that share a scale."""
 
 
-class Residuals(NamedTuple):
+class RoundingResiduals(NamedTuple):
     """What rounding has lost so far, on one device.
 
     Attributes:
@@ -30,14 +30,14 @@ class Residuals(NamedTuple):
     summed: jax.Array
 
     @classmethod
-    def zeros(cls, size: int, pods: int) -> "Residuals":
+    def zeros(cls, size: int, pods: int) -> "RoundingResiduals":
         """Return none, for a piece of `size` numbers."""
         return cls(jnp.zeros(size, jnp.float32), jnp.zeros(size // pods, jnp.float32))
 
 
 def compressed_sum(
-    piece: jax.Array, residuals: Residuals, pods: int
-) -> tuple[jax.Array, Residuals]:
+    piece: jax.Array, residuals: RoundingResiduals, pods: int
+) -> tuple[jax.Array, RoundingResiduals]:
     """Return the sum over pods of `piece`, rounded, and what the rounding lost.
 
     Args:
@@ -56,7 +56,7 @@ def compressed_sum(
     lost_of_sum = total - _restore(codes, scales)
     codes = lax.all_gather(codes, DCN, tiled=True)
     scales = lax.all_gather(scales, DCN, tiled=True)
-    return _restore(codes, scales).astype(piece.dtype), Residuals(lost, lost_of_sum)
+    return _restore(codes, scales).astype(piece.dtype), RoundingResiduals(lost, lost_of_sum)
 
 
 def _round(values: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...annotations import PyTree
 from ...hardware import Figure
-from .compression import BLOCK, Residuals, compressed_sum
+from .compression import BLOCK, RoundingResiduals, compressed_sum
 from .contributions import EVERY_DEVICE, Contributions
-from .packing import Packing
+from .packing import LeafPacking
 from .strategy import AllReduceStrategy, PodTopology
 from .sums import DCN, ICI, sum_between_pods, sum_over_devices
 
@@ -30,7 +30,7 @@ class Common(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PodExchange:
     """How the pods of a mesh add up trees like the parameters.
 
     Attributes:
@@ -43,7 +43,7 @@ class Exchange:
     topology: PodTopology
     order: tuple[int, ...]
     compress: bool
-    packing: Packing
+    packing: LeafPacking
 
     @classmethod
     def over(
@@ -55,10 +55,10 @@ class Exchange:
         topology: PodTopology,
         order: Sequence[int],
         compress: bool,
-    ) -> "Exchange":
+    ) -> "PodExchange":
         """Return the exchange of trees like one, over a mesh."""
         multiple = mesh.devices.size * (BLOCK if compress else 1)
-        packing = Packing.of(like, multiple=multiple)
+        packing = LeafPacking.of(like, multiple=multiple)
         return cls(mesh, strategy, topology, tuple(order), compress, packing)
 
     @property
@@ -71,15 +71,15 @@ class Exchange:
         """How many devices a pod has."""
         return self.mesh.devices.shape[1]
 
-    def first_residuals(self) -> dict[str, Residuals]:
+    def first_residuals(self) -> dict[str, RoundingResiduals]:
         """Return what rounding has lost before the first step: nothing."""
         if not self.compress:
             return {}
         sharding = NamedSharding(self.mesh, EVERY_DEVICE)
 
-        def make() -> dict[str, Residuals]:
+        def make() -> dict[str, RoundingResiduals]:
             none = {
-                name: Residuals.zeros(self.packing.size(name) // self.chips, self.pods)
+                name: RoundingResiduals.zeros(self.packing.size(name) // self.chips, self.pods)
                 for name in self.packing.members
             }
             return jax.tree.map(lambda one: jnp.tile(one, (self.mesh.devices.size, 1)), none)
@@ -87,11 +87,11 @@ class Exchange:
         return jax.jit(make, out_shardings=sharding)()
 
     def total(
-        self, tree: PyTree, residuals: dict[str, Residuals]
-    ) -> tuple[PyTree, dict[str, Residuals]]:
+        self, tree: PyTree, residuals: dict[str, RoundingResiduals]
+    ) -> tuple[PyTree, dict[str, RoundingResiduals]]:
         """Return the sum of all devices' trees, inside `shard_map`."""
         sums: dict[str, jax.Array] = {}
-        lost: dict[str, Residuals] = {}
+        lost: dict[str, RoundingResiduals] = {}
         for name, vector in self.packing.pack(tree).items():
             if self.compress:
                 piece = lax.psum_scatter(vector, ICI, tiled=True)
@@ -111,11 +111,11 @@ class Exchange:
         return self.packing.unpack(sums), lost
 
     def total_of_pods(
-        self, tree: PyTree, residuals: dict[str, Residuals]
-    ) -> tuple[PyTree, dict[str, Residuals]]:
+        self, tree: PyTree, residuals: dict[str, RoundingResiduals]
+    ) -> tuple[PyTree, dict[str, RoundingResiduals]]:
         """Return the sum over pods of trees that all devices of a pod hold alike."""
         sums: dict[str, jax.Array] = {}
-        lost: dict[str, Residuals] = {}
+        lost: dict[str, RoundingResiduals] = {}
         for name, vector in self.packing.pack(tree).items():
             # Each device takes its part of what all of them have.
             size = vector.size // self.chips
@@ -151,7 +151,7 @@ class Exchange:
 class Synchronous:
     """Every step, all pods add up their gradients and take the same step."""
 
-    def __init__(self, exchange: Exchange, optimizer: optax.GradientTransformation) -> None:
+    def __init__(self, exchange: PodExchange, optimizer: optax.GradientTransformation) -> None:
         self.exchange, self._optimizer = exchange, optimizer
         self._residuals = exchange.first_residuals()
         ins = (REPLICATED, EVERY_DEVICE, EVERY_DEVICE, REPLICATED, REPLICATED)

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...annotations import PyTree
 from .contributions import EVERY_DEVICE, Contributions
-from .exchange import REPLICATED, Common, Exchange
+from .exchange import REPLICATED, Common, PodExchange
 from .sums import DCN, ICI
 
 PER_POD = PartitionSpec(DCN)
@@ -36,7 +36,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: PodExchange,
         optimizer: optax.GradientTransformation,
         *,
         outer: optax.GradientTransformation | None,

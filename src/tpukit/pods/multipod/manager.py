@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
 from ..config import PodConfig
-from .member import Member, PodKeeper, Watch, watch_pods
+from .member import MeshMember, PodKeeper, Watch, watch_pods
 from .mesh import devices_by_pod
 from .settings import LEARNING_RATE, ExchangeSettings
 from .strategy import AllReduceStrategy, PodTopology
@@ -142,17 +142,17 @@ class MultiPodManager:
             watch = watch_pods(self.manager, members)
         return MultiPod(members, devices, settings, watch=watch)
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[MeshMember]:
         if self.manager is None:
             return [
-                Member("-".join(filter(None, (f"pod{number}", *config.zones[:1]))), config)
+                MeshMember("-".join(filter(None, (f"pod{number}", *config.zones[:1]))), config)
                 for number, config in enumerate(self.pods)
             ]
-        given: list[Member] = []
+        given: list[MeshMember] = []
         try:
             for config in self.pods:
                 pod = self.manager.allocate_pod(config)
-                given.append(Member(pod.name, config, pod))
+                given.append(MeshMember(pod.name, config, pod))
         except BaseException:
             for member in given:
                 assert member.pod is not None

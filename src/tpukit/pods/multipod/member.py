@@ -12,7 +12,7 @@ Watch = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Member:
+class MeshMember:
     """A pod that takes part.
 
     Attributes:
@@ -48,7 +48,7 @@ class PodKeeper(Protocol):
         ...
 
 
-def watch_pods(keeper: PodKeeper, members: Sequence[Member]) -> Watch:
+def watch_pods(keeper: PodKeeper, members: Sequence[MeshMember]) -> Watch:
     """Return a look at which of some pods are lost."""
     wanted = {member.name for member in members if member.pod is not None}
 

@@ -12,7 +12,7 @@ from ...annotations import PyTree
 
 
 @dataclass(frozen=True)
-class Packing:
+class LeafPacking:
     """Where each leaf of a tree lies in vectors, one for each number format.
 
     Attributes:
@@ -26,7 +26,7 @@ class Packing:
     multiple: int
 
     @classmethod
-    def of(cls, tree: PyTree, *, multiple: int) -> "Packing":
+    def of(cls, tree: PyTree, *, multiple: int) -> "LeafPacking":
         """Return the packing of trees like this one."""
         leaves, structure = jax.tree.flatten(tree)
         members: dict[str, tuple[int, ...]] = {}

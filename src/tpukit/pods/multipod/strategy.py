@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ..spelling import Choice
+from ..spelling import SpelledEnum
 
 
-class PodTopology(Choice):
+class PodTopology(SpelledEnum):
     """The pattern in which pods exchange with each other.
 
     Attributes:
@@ -23,7 +23,7 @@ class PodTopology(Choice):
     Mesh = MESH
 
 
-class AllReduceStrategy(Choice):
+class AllReduceStrategy(SpelledEnum):
     """How gradients of all devices become one sum.
 
     Attributes:

@@ -20,9 +20,9 @@ from ...training.checkpoint import TPUCheckpointer
 from ..causes import Cause
 from ..failures import pod_errors, within
 from .contributions import Contributions, place_gradients
-from .exchange import REPLICATED, Common, Exchange, Synchronous
+from .exchange import REPLICATED, Common, PodExchange, Synchronous
 from .local_steps import LocalSteps
-from .member import Member, Watch
+from .member import MeshMember, Watch
 from .mesh import mesh_over
 from .pending import PendingStep
 from .result import SynchronizedStep
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Stepper(Protocol):
     """Takes pods from one step to the next."""
 
-    exchange: Exchange
+    exchange: PodExchange
 
     def begin(self, common: Common) -> None:
         """Start from what all pods have."""
@@ -59,7 +59,7 @@ class MultiPod(Shown):
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[MeshMember],
         devices: Sequence[Sequence[Device]],
         settings: ExchangeSettings,
         *,
@@ -238,7 +238,7 @@ class MultiPod(Shown):
 
     def _make_stepper(self, like: PyTree) -> Stepper:
         settings = self.settings
-        exchange = Exchange.over(
+        exchange = PodExchange.over(
             self.mesh,
             like,
             strategy=settings.strategy,

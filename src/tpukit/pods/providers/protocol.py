@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 from ...job.sections import ChipLimit, LaunchSettings
-from ...runtime.doctor.finding import Finding
+from ...runtime.doctor.finding import DoctorFinding
 from ..causes import Ending
 from ..config import PodConfig
 from ..limits import is_of
@@ -171,7 +171,7 @@ class Provider(Protocol):
         """Start a process on every host of a ready pod (or follow those that the pod runs)."""
         ...
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Say what would stand in the way of a pod, without asking for one."""
         ...
 

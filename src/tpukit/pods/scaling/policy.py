@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from ...errors import ConfigError
 from ...runtime.ranges import COUNT
-from ..spelling import Choice
+from ..spelling import SpelledEnum
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WRITTEN = re.compile(
@@ -16,7 +16,7 @@ _WRITTEN = re.compile(
 )
 
 
-class ScalingPolicy(Choice):
+class ScalingPolicy(SpelledEnum):
     """What a size is chosen by.
 
     Attributes:

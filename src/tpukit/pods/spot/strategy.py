@@ -1,9 +1,9 @@
 """`BiddingStrategy`: what makes one zone better than another."""
 
-from ..spelling import Choice
+from ..spelling import SpelledEnum
 
 
-class BiddingStrategy(Choice):
+class BiddingStrategy(SpelledEnum):
     """What spot zones are ranked by. Zones that lose on both money and time never win.
 
     Attributes:

@@ -1,9 +1,9 @@
 """What must be remembered between commands: pods wanted and seen, attempts, events, money."""
 
-from .records import Event as Event
+from .records import PodEvent as PodEvent
 from .records import ProviderRecord as ProviderRecord
 from .records import WantedPod as WantedPod
 from .spend import Spending as Spending
 from .store import Store as Store
 
-__all__ = ["Event", "ProviderRecord", "Spending", "Store", "WantedPod"]
+__all__ = ["PodEvent", "ProviderRecord", "Spending", "Store", "WantedPod"]

@@ -101,7 +101,7 @@ class WantedPod:
 
 
 @dataclass(frozen=True)
-class Event(Shown):
+class PodEvent(Shown):
     """Something that happened to a pod or a run.
 
     Attributes:

@@ -11,7 +11,7 @@ from ..causes import Cause
 from ..supervision.journal import Attempt
 from .database import Database
 from .history import PodHistory
-from .records import Event, WantedPod, to_json
+from .records import PodEvent, WantedPod, to_json
 from .spend import SpendLedger
 from .wanted import WantedPods
 
@@ -84,14 +84,14 @@ class Store:
             *(self.now(), subject, kind, text),
         )
 
-    def events(self, subject: str | None = None, *, after: int = 0) -> list[Event]:
+    def events(self, subject: str | None = None, *, after: int = 0) -> list[PodEvent]:
         """Return events, oldest first, without the first `after` of them."""
         rows = self._database.read(
             "SELECT at, subject, kind, text FROM events WHERE ? IN ('', subject) ORDER BY id"
             " LIMIT -1 OFFSET ?",
             *(subject or "", after),
         )
-        return [Event(*row) for row in rows]
+        return [PodEvent(*row) for row in rows]
 
     def _owner(self) -> str:
         """Return the label of every pod of this store: no two stores delete each other's pods."""

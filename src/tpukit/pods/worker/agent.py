@@ -35,7 +35,7 @@ class SenderGone(Exception):
     """The standard input ended: nobody waits for this any more."""
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """What was ordered cannot be done here; the exit code says why."""
 
     def __init__(self, code: int, why: str) -> None:
@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> int:
             running.append(start(command, folder, environment))
             code = watch(running[-1], inbox, wakeups)
             if code:
-                raise Refused(SETUP_FAILED, f"setup: {command[0]} ended with exit code {code}")
+                raise OrderRefused(SETUP_FAILED, f"setup: {command[0]} ended with exit code {code}")
         mark_setup(order, folder)
         if spare is not None and takes_over(spare, order, folder):
             child = spare
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
         return watch(child, inbox, wakeups)
     except SenderGone:
         return SIGNALLED + signal.SIGKILL
-    except Refused as refused:
+    except OrderRefused as refused:
         sys.stderr.write(f"worker: {refused}\n")
         return refused.code
     finally:
@@ -156,7 +156,7 @@ def start(argv: list[str], folder: str, environment: dict[str, str]) -> subproce
             preexec_fn=_lead_a_group,
         )
     except OSError as error:
-        raise Refused(NOT_STARTED, f"{argv[0]} cannot be started: {error.strerror}") from None
+        raise OrderRefused(NOT_STARTED, f"{argv[0]} cannot be started: {error.strerror}") from None
 
 
 def start_spare(modules: list[str]) -> subprocess.Popen[bytes]:
@@ -215,7 +215,7 @@ def prepare_folder(order: dict[str, Any], inbox: Inbox) -> str:
             while inbox.read(1 << 16):
                 pass  # what pads the archive
     except (OSError, tarfile.TarError, TypeError) as error:
-        raise Refused(SETUP_FAILED, f"the bundle cannot be unpacked: {error}") from None
+        raise OrderRefused(SETUP_FAILED, f"the bundle cannot be unpacked: {error}") from None
     return folder
 
 
@@ -246,7 +246,9 @@ def refuse_dirty_host(patterns: tuple[str, ...] = DEVICES) -> None:
     """Refuse a host on which another process holds a TPU: the command would hang or abort."""
     devices = [path for pattern in patterns for path in glob.glob(pattern)]
     for pid, path in holders(devices).items():
-        raise Refused(DIRTY_HOST, f"{path} is held by process {pid}, which is none of this job")
+        raise OrderRefused(
+            DIRTY_HOST, f"{path} is held by process {pid}, which is none of this job"
+        )
 
 
 def holders(paths: list[str]) -> dict[int, str]:

@@ -12,7 +12,7 @@ from ...models.loss.loss import token_targets
 from ...models.stored.spread import Spread
 from ...shown import Shown
 
-# What retention is a ratio of; see `Evaluation`.
+# What retention is a ratio of; see `QuantizationEvaluation`.
 Measure: TypeAlias = Literal["perplexity", "accuracy", "agreement", "output"]
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -36,7 +36,7 @@ class Measured(Shown):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Shown):
+class QuantizationEvaluation(Shown):
     """A quantized model beside the one it was made of (origin: measured).
 
     Attributes:
@@ -72,7 +72,7 @@ class Evaluation(Shown):
         }
 
 
-class Evaluator:
+class QuantizationEvaluator:
     """Compares parameters with the full ones on the same batches; one program for all of them.
 
     Args:
@@ -103,19 +103,21 @@ class Evaluator:
         self._full = [self._apply(params, batch) for batch in self._batches]
         self.measure: Measure = measure_of(self._full[0], self._batches[0])
 
-    def beside(self, params: Any, batches: Sequence[Any]) -> "Evaluator":
+    def beside(self, params: Any, batches: Sequence[Any]) -> "QuantizationEvaluator":
         """Another one with other batches, by the same compiled program.
 
         Args:
             params: The full ones.
             batches: Data.
         """
-        made = Evaluator.__new__(Evaluator)
+        made = QuantizationEvaluator.__new__(QuantizationEvaluator)
         made._spread = self._spread
         made._prepare(self._apply, params, batches)
         return made
 
-    def __call__(self, params: Any, apply: Callable[[Any, Any], Any] | None = None) -> Evaluation:
+    def __call__(
+        self, params: Any, apply: Callable[[Any, Any], Any] | None = None
+    ) -> QuantizationEvaluation:
         """What other parameters make of the batches, or another function of them."""
         run = self._apply if apply is None else self._compiled(apply)
         return self._summed(
@@ -130,7 +132,7 @@ class Evaluator:
         found = self(params)
         return found.kl.value if found.kl is not None else 1 - found.retention.value
 
-    def _summed(self, parts: Sequence[Any]) -> Evaluation:
+    def _summed(self, parts: Sequence[Any]) -> QuantizationEvaluation:
         rows = {
             name: np.concatenate([np.asarray(part[name], np.float64) for part in parts])
             for name in parts[0]
@@ -146,7 +148,7 @@ class Evaluator:
             return Measured(whole, float(low), float(high))
 
         classes = self.measure != "output"
-        return Evaluation(
+        return QuantizationEvaluation(
             measure=self.measure,
             retention=measured(_RETENTION[self.measure]),
             kl=measured(lambda of: of("kl") / of("places")) if classes else None,
@@ -165,7 +167,7 @@ _RETENTION: dict[str, Callable[[Callable[[str], Any]], Any]] = {
 
 
 def measure_of(outputs: Any, batch: Any) -> Measure:
-    """What is lost of such outputs is measured by; see `Evaluation`."""
+    """What is lost of such outputs is measured by; see `QuantizationEvaluation`."""
     if not isinstance(outputs, jax.Array) or outputs.ndim < 2 or outputs.shape[-1] < 2:
         return "output"
     if _targets(outputs, batch) is None:

@@ -11,7 +11,7 @@ from ...errors import TPUModelError
 from ...kernels.ops.quantized_matmul.weight import array_bytes
 from ...models.stored.calibration import (
     InputStatistics,
-    Matrices,
+    ModelMatrices,
     ModelMatrix,
     collect_statistics,
     find_matrices,
@@ -21,7 +21,7 @@ from ...models.stored.placement import place_part
 from ...models.stored.spread import Spread
 from ...runtime.progress import Progress
 from ..integers.qwix_matrices import Method
-from ..measures.evaluation import Evaluator
+from ..measures.evaluation import QuantizationEvaluator
 from ..model import matrix_of, parameter_of, replaced
 from ..plan import SKIP, QuantPlan
 from ..rounding import round_matrices
@@ -30,7 +30,7 @@ from ..vector_codes.codec import output_error
 
 
 @dataclass(frozen=True, eq=False)
-class Rounding:
+class RoundingMethod:
     """How matrices are quantized, whatever their format.
 
     Attributes:
@@ -56,11 +56,11 @@ class Calibrated:
     """
 
     subject: Subject
-    matrices: Matrices
+    matrices: ModelMatrices
     batches: Sequence[Any]
-    evaluator: Evaluator
+    evaluator: QuantizationEvaluator
     evaluation_batches: Sequence[Any]
-    rounding: Rounding
+    rounding: RoundingMethod
     progress: Progress
     spread: Spread | None = None
 
@@ -70,7 +70,7 @@ class Calibrated:
         subject: Subject,
         batches: Sequence[Any],
         evaluation: Sequence[Any],
-        rounding: Rounding,
+        rounding: RoundingMethod,
         progress: Progress,
         mesh: Mesh | None = None,
     ) -> "Calibrated":
@@ -92,7 +92,7 @@ class Calibrated:
         if mesh is not None:
             spread = Spread.of(mesh, subject.adapter, subject.params, batches[0])
             subject = replace(subject, params=spread.params(subject.params))
-        evaluator = Evaluator(subject.apply, subject.params, evaluation, spread)
+        evaluator = QuantizationEvaluator(subject.apply, subject.params, evaluation, spread)
         return cls(subject, matrices, batches, evaluator, evaluation, rounding, progress, spread)
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...errors import TPUValidationError
 from ...models.stored.calibration import InputStatistics
 from ...runtime.progress import Counted
-from ..measures.evaluation import Evaluation, Evaluator
+from ..measures.evaluation import QuantizationEvaluation, QuantizationEvaluator
 from ..model import replaced
 from ..plan import SKIP, QuantPlan, check_format
 from .calibrated import Calibrated, Stored
@@ -28,7 +28,7 @@ _LEAST_POWER, _MOST_POWER = 0.5, 2.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormatChoice:
     """One matrix in one format, and what it is expected to cost: KL in nats."""
 
     stored: Stored
@@ -41,11 +41,11 @@ class Choice:
 
 
 # A choice for every matrix, by name.
-Chosen = Mapping[str, Choice]
+Chosen = Mapping[str, FormatChoice]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class FormatCandidates:
     """A model's matrices in all formats that a search may choose.
 
     Attributes:
@@ -58,8 +58,8 @@ class Candidates:
 
     calibrated: Calibrated
     base: QuantPlan
-    choices: Mapping[str, tuple[Choice, ...]]
-    judge: Evaluator
+    choices: Mapping[str, tuple[FormatChoice, ...]]
+    judge: QuantizationEvaluator
 
     @property
     def weights(self) -> int:
@@ -73,7 +73,7 @@ class Candidates:
         each = [{one.stored.format for one in choices} for choices in self.choices.values()]
         return set.intersection(*each)
 
-    def uniform(self, format: str) -> dict[str, Choice]:
+    def uniform(self, format: str) -> dict[str, FormatChoice]:
         """Every matrix in one format.
 
         Raises:
@@ -102,7 +102,7 @@ class Candidates:
         """KL of the model with these choices, on the data that plans are made by."""
         return self.judge.kl(self._params(chosen))
 
-    def measure(self, chosen: Chosen) -> Evaluation:
+    def measure(self, chosen: Chosen) -> QuantizationEvaluation:
         """What the model with these choices loses on held-out data."""
         return self.calibrated.evaluator(self._params(chosen))
 
@@ -115,7 +115,9 @@ def total_bytes(chosen: Chosen) -> int:
     return sum(one.nbytes for one in chosen.values())
 
 
-def make_candidates(calibrated: Calibrated, base: QuantPlan, formats: Iterable[str]) -> Candidates:
+def make_candidates(
+    calibrated: Calibrated, base: QuantPlan, formats: Iterable[str]
+) -> FormatCandidates:
     """Quantize every matrix in every format once, and measure what matrices are worth.
 
     Args:
@@ -133,7 +135,7 @@ def make_candidates(calibrated: Calibrated, base: QuantPlan, formats: Iterable[s
     made = _made(calibrated, names, known)
     probes = calibrated.batches[:PROBE_BATCHES]
     judge = calibrated.evaluator.beside(calibrated.subject.params, probes)
-    choices: dict[str, tuple[Choice, ...]] = {}
+    choices: dict[str, tuple[FormatChoice, ...]] = {}
     for number, name in enumerate(names, 1):
 
         def kl(stored: Stored, name: str = name) -> float:
@@ -141,10 +143,10 @@ def make_candidates(calibrated: Calibrated, base: QuantPlan, formats: Iterable[s
 
         sized = sorted(made[name], key=lambda one: (one.nbytes, one.format))
         costs = expected_costs(sized, kl)
-        choices[name] = tuple(map(Choice, sized, costs))
+        choices[name] = tuple(map(FormatChoice, sized, costs))
         line = f"{name}: KL {max(costs):.4g} in its coarsest format"
         calibrated.progress(Counted(line, done=number, total=len(names)))
-    return Candidates(calibrated, base, choices, judge)
+    return FormatCandidates(calibrated, base, choices, judge)
 
 
 def _with_stored(calibrated: Calibrated, stored: Mapping[str, Stored]) -> object:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import TPUValidationError
-from ..measures.evaluation import Evaluation
-from .candidates import Candidates, Choice, Chosen, total_bytes
+from ..measures.evaluation import QuantizationEvaluation
+from .candidates import Chosen, FormatCandidates, FormatChoice, total_bytes
 
 CANDIDATES = ("vq2", "vq3.5", "vq4", "int4", "int8", "bf16")
 
@@ -20,7 +20,7 @@ class Upgrade:
     """A finer format for a matrix."""
 
     name: str
-    to: Choice
+    to: FormatChoice
     gain: float  # expected KL for each byte more
 
 
@@ -34,23 +34,23 @@ class Ladder:
         upgrades: From the best one on.
     """
 
-    candidates: Candidates
-    hulls: dict[str, list[Choice]]
+    candidates: FormatCandidates
+    hulls: dict[str, list[FormatChoice]]
     upgrades: tuple[Upgrade, ...]
 
     @classmethod
-    def of(cls, candidates: Candidates) -> "Ladder":
+    def of(cls, candidates: FormatCandidates) -> "Ladder":
         """The ladder of all candidates."""
         hulls = {name: lower_hull(choices) for name, choices in candidates.choices.items()}
         upgrades = [one for name, hull in hulls.items() for one in _upgrades(name, hull)]
         return cls(candidates, hulls, tuple(sorted(upgrades, key=lambda one: -one.gain)))
 
-    def choices(self, steps: int) -> dict[str, Choice]:
+    def choices(self, steps: int) -> dict[str, FormatChoice]:
         """Every matrix's format after the first `steps` upgrades."""
         first = {name: hull[0] for name, hull in self.hulls.items()}
         return first | {one.name: one.to for one in self.upgrades[:steps]}
 
-    def within(self, nbytes: float) -> dict[str, Choice]:
+    def within(self, nbytes: float) -> dict[str, FormatChoice]:
         """The best choices that fit in so many bytes.
 
         What is expected decides: moving bytes by what every move from there measures, beside all
@@ -87,7 +87,10 @@ class Ladder:
         return max(step for step in sizes if total_bytes(self.choices(step)) <= nbytes)
 
     def until(
-        self, target: float, limit: int, measure: Callable[[Chosen], Evaluation] | None = None
+        self,
+        target: float,
+        limit: int,
+        measure: Callable[[Chosen], QuantizationEvaluation] | None = None,
     ) -> int | None:
         """The fewest upgrades, at most `limit`, after which the target is surely met, or None.
 
@@ -108,7 +111,7 @@ class Ladder:
                 low = middle
         return high
 
-    def _kept(self, steps: int, measure: Callable[[Chosen], Evaluation]) -> float:
+    def _kept(self, steps: int, measure: Callable[[Chosen], QuantizationEvaluation]) -> float:
         """The lower end of what is kept after so many upgrades, on held-out data."""
         chosen = self.choices(steps)
         found = measure(chosen)
@@ -119,9 +122,9 @@ class Ladder:
         return found.retention.low
 
 
-def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
+def lower_hull(choices: Sequence[FormatChoice]) -> list[FormatChoice]:
     """The choices that are best for some price of a byte, from the smallest on."""
-    hull: list[Choice] = []
+    hull: list[FormatChoice] = []
     for one in sorted(choices, key=lambda choice: (choice.nbytes, choice.cost)):
         if hull and one.cost >= hull[-1].cost:
             continue
@@ -131,11 +134,11 @@ def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
     return hull
 
 
-def _slope(a: Choice, b: Choice) -> float:
+def _slope(a: FormatChoice, b: FormatChoice) -> float:
     """What a byte gains from one choice to a larger one."""
     return (a.cost - b.cost) / max(1, b.nbytes - a.nbytes)
 
 
-def _upgrades(name: str, hull: Sequence[Choice]) -> list[Upgrade]:
+def _upgrades(name: str, hull: Sequence[FormatChoice]) -> list[Upgrade]:
     pairs = itertools.pairwise(hull)
     return [Upgrade(name, finer, _slope(coarser, finer)) for coarser, finer in pairs]

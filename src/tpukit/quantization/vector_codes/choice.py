@@ -15,7 +15,7 @@ from .trellis_products import MOST_STATES, search_closed_runs
 _TOGETHER = 32
 
 
-class Choice(Protocol):
+class CodeChoice(Protocol):
     """Chooses codes; what chooses alike is equal, so that one compiled program serves it."""
 
     def codes(self, wanted: jax.Array, tables: jax.Array, squares: jax.Array) -> jax.Array:
@@ -43,7 +43,7 @@ class NearestChoice:
     rounds: int = 2
 
     def codes(self, wanted: jax.Array, tables: jax.Array, squares: jax.Array) -> jax.Array:
-        """See `Choice`; vectors do not compete, so it does not matter how much they count."""
+        """See `CodeChoice`; vectors do not compete, so it does not matter how much they count."""
         del squares
         stages = tables.shape[0]
         if stages == 1:
@@ -68,7 +68,7 @@ class NearestChoice:
         return codes
 
     def shared(self, losses: jax.Array) -> jax.Array:
-        """See `Choice`."""
+        """See `CodeChoice`."""
         return losses
 
 
@@ -85,7 +85,7 @@ class TrellisChoice:
     tree: bool = False
 
     def codes(self, wanted: jax.Array, tables: jax.Array, squares: jax.Array) -> jax.Array:
-        """See `Choice`; the columns of a run compete by how much they count."""
+        """See `CodeChoice`; the columns of a run compete by how much they count."""
         run = run_length(wanted.shape[1])
         runs = wanted.reshape(-1, run)
         search = search_closed_runs if self.tree else search_runs
@@ -93,12 +93,12 @@ class TrellisChoice:
         return windows.reshape(1, -1)
 
     def shared(self, losses: jax.Array) -> jax.Array:
-        """See `Choice`."""
+        """See `CodeChoice`."""
         runs = losses.reshape(-1, run_length(losses.shape[0]))
         return jnp.broadcast_to(runs.sum(1, keepdims=True), runs.shape).reshape(-1)
 
 
-def choice_for(format: VQFormat) -> Choice:
+def choice_for(format: VQFormat) -> CodeChoice:
     """Who chooses the codes of a format on this machine."""
     if not format.trellis:
         return NearestChoice(form_for(format.length, format.entries))
@@ -108,7 +108,7 @@ def choice_for(format: VQFormat) -> Choice:
 
 
 def choose_all(
-    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: Choice
+    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: CodeChoice
 ) -> jax.Array:
     """Codes (stages, blocks, out) of (in, out) rows, each block for itself.
 

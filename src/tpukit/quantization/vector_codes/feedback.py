@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .choice import Choice, decode_rows
+from .choice import CodeChoice, decode_rows
 
 _GROUP_ROWS = 128
 
@@ -45,7 +45,7 @@ def quantize_with_feedback(
     squares: jax.Array,
     tables: jax.Array,
     *,
-    choice: Choice,
+    choice: CodeChoice,
 ) -> jax.Array:
     """int32 codes (stages, blocks, out) of (in, out) rows.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..codebooks.codebook import code_dtype, round_entries
 from ..codebooks.nearest import form_for
 from ..formats import VQFormat
-from .choice import Choice, choose_all, decode_rows
+from .choice import CodeChoice, choose_all, decode_rows
 from .feedback import inverse_factor, quantize_with_feedback
 from .first_tables import fit_tables, sampled
 from .refinement import refit_entries, refit_scales, sweep_codes
@@ -37,7 +37,7 @@ class Fit:
     format: VQFormat
     feedback: bool
     refit: bool
-    choice: Choice
+    choice: CodeChoice
     fitted: bool
 
 

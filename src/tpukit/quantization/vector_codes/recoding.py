@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .choice import Choice, choice_for, choose_all, decode_rows
+from .choice import CodeChoice, choice_for, choose_all, decode_rows
 from .rotation import rotate
 from .vq_array import VQArray
 
@@ -25,7 +25,7 @@ def recoded(array: VQArray, wanted: jax.Array) -> VQArray:
 
 
 @partial(jax.jit, static_argnames="choice")
-def _recoded(array: VQArray, wanted: jax.Array, choice: Choice) -> VQArray:
+def _recoded(array: VQArray, wanted: jax.Array, choice: CodeChoice) -> VQArray:
     with jax.default_matmul_precision("highest"):
         before = array.choices()
         (height, width), tables = array.shape, array.entries.astype(jnp.float32)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 
-from .choice import Choice, decode_rows
+from .choice import CodeChoice, decode_rows
 from .feedback import diagonal_blocks, group_blocks
 
 _CG_STEPS = 16
@@ -77,7 +77,7 @@ def sweep_codes(
     codes: jax.Array,
     tables: jax.Array,
     *,
-    choice: Choice,
+    choice: CodeChoice,
 ) -> jax.Array:
     """Choose the codes of each block of rows anew, beside all others; returns all codes.
 

@@ -22,7 +22,7 @@ _CPU_MEMORY = "jax reports no memory of CPU devices"
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedJob:
     """A job that does not fit, and what the compiler said of fixes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Check:
     """
 
     whole: CheckResult | None
-    refused: Refused | None
+    refused: RefusedJob | None
     rehearsed: CheckResult
     no_refusal: str = ""
 
@@ -143,7 +143,7 @@ class CheckStage:
                 refused, why_none = None, f"fits, and where its limit lies is not known: {said}"
         else:
             refused = _find_fix(
-                Refused(job, first.memory, "the job as it is"), scene, first, predict=True
+                RefusedJob(job, first.memory, "the job as it is"), scene, first, predict=True
             )
             whole = refused.fixed
         scene.progress(f"what is trained here, on {scene.stand_in.job.slice}")
@@ -151,7 +151,7 @@ class CheckStage:
         return Check(whole, refused, rehearsed, why_none)
 
 
-def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> Refused | None:
+def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> RefusedJob | None:
     """Grow the batch until the compiler says no; None where fixes are not known for the model."""
     if job.model_flops is None:
         return None
@@ -166,9 +166,9 @@ def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> Refused | None:
                 larger, memory_only=True, timeout_s=LIMIT_WITHIN_S, progress=scene.progress
             )
         except TPUOutOfMemoryError:
-            return Refused(larger, None, words)
+            return RefusedJob(larger, None, words)
         if not found.fits:
-            beyond = Refused(larger, found.memory, words)
+            beyond = RefusedJob(larger, found.memory, words)
             return _find_fix(beyond, scene, found, predict=False, timeout_s=LIMIT_WITHIN_S)
         times *= 4
     return None
@@ -185,13 +185,13 @@ def times_too_many(memory: MemoryReport) -> int:
 
 
 def _find_fix(
-    refused: Refused,
+    refused: RefusedJob,
     scene: Scene,
     found: CheckResult,
     *,
     predict: bool,
     timeout_s: float | None = None,
-) -> Refused:
+) -> RefusedJob:
     """Compile proposed fixes, the most promising first, until one fits."""
     fixes = () if found.fixes is None else found.fixes.fixes
     for fix in [one for one in fixes if one.promising or one.estimate_bytes is None][:FIXES_TRIED]:
@@ -203,7 +203,7 @@ def _find_fix(
             progress=scene.progress,
         )
         if tried.fits:
-            return Refused(refused.job, refused.memory, refused.words, fix, tried)
+            return RefusedJob(refused.job, refused.memory, refused.words, fix, tried)
     return refused
 
 

@@ -16,7 +16,7 @@ NAME = "undisturbed"
 
 
 @dataclass(frozen=True)
-class Launch:
+class CalmRun:
     """A run from the first request to the last step.
 
     Attributes:
@@ -117,7 +117,7 @@ class LaunchStage:
     name: ClassVar[str] = "launch"
     question: ClassVar[str] = "Does it launch, and what does it learn when nobody disturbs it?"
 
-    def run(self, scene: Scene) -> Launch:
+    def run(self, scene: Scene) -> CalmRun:
         """Launch, and follow it to its end."""
         found = launch_here(scene, NAME)
         checked = next((one for one in scene.findings if isinstance(one, Check)), None)
@@ -126,4 +126,4 @@ class LaunchStage:
             loss = Figure.missing("nats", "what a model of one's own loses first is not known")
         else:
             loss = Figure(math.log(config.vocab_size), "nats", "model", "ln(vocabulary)")
-        return Launch(found, checked, loss, f"the emulated '{scene.cloud.provider}'")
+        return CalmRun(found, checked, loss, f"the emulated '{scene.cloud.provider}'")

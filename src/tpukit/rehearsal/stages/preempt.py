@@ -12,7 +12,7 @@ from ..beside import Beside, measured
 from ..goodput_model import InterruptedRun
 from ..launched import LaunchedRun, launch_here
 from ..scene import Scene
-from .launch import Launch
+from .launch import CalmRun
 
 NAME = "preempted"
 NOTICE_S = 20.0
@@ -104,7 +104,7 @@ class PreemptStage:
         Raises:
             NotPreempted: It was over first.
         """
-        calm = scene.find(Launch).run
+        calm = scene.find(CalmRun).run
         steps = scene.stand_in.job.train.steps or 1
         # Off a save, so that something is lost where nobody gives notice.
         every = scene.stand_in.job.train.checkpoint_every

@@ -12,11 +12,11 @@ from ...observe.profiling.steps import predicted_step
 from ..beside import Beside, measured
 from ..scene import Scene
 from .check import Check
-from .launch import Launch
+from .launch import CalmRun
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileResult:
     """A recorded step.
 
     Attributes:
@@ -82,11 +82,11 @@ class ProfileStage:
     name: ClassVar[str] = "profile"
     question: ClassVar[str] = "What bounds a step?"
 
-    def run(self, scene: Scene) -> Profile:
+    def run(self, scene: Scene) -> ProfileResult:
         """Read the recording of the undisturbed run, and hold the prediction beside it."""
-        found = read_newest(scene.find(Launch).run.folder)
+        found = read_newest(scene.find(CalmRun).run.folder)
         checked = next((one for one in scene.findings if isinstance(one, Check)), None)
         comparison = None
         if checked is not None and checked.rehearsed.prediction is not None:
             comparison = compare(predicted_step(checked.rehearsed), found.step)
-        return Profile(found.analysis, found.step.step_time_s, comparison)
+        return ProfileResult(found.analysis, found.step.step_time_s, comparison)

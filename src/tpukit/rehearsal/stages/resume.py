@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..beside import Beside
 from ..scene import Scene
-from .launch import Launch
+from .launch import CalmRun
 from .preempt import Preempt
 
 
@@ -73,7 +73,7 @@ class ResumeStage:
 
     def run(self, scene: Scene) -> Resume:
         """Hold every loss of one run against the other's."""
-        return Resume(scene.find(Launch).run.losses, scene.find(Preempt).run.losses)
+        return Resume(scene.find(CalmRun).run.losses, scene.find(Preempt).run.losses)
 
 
 def _bits(loss: float | None) -> bytes | None:

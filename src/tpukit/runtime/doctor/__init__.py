@@ -2,4 +2,4 @@
 
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose_tpu as diagnose_tpu
-from .finding import Finding as Finding
+from .finding import DoctorFinding as DoctorFinding

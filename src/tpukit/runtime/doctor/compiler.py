@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from ...errors import MissingExtraError
 from ...hardware import Slice
 from ..child import ChildError, run_child
-from .finding import Check, Finding, Site
+from .finding import Check, DoctorFinding, Site
 
 SLICE = "v6e-4"
 COMPILE_TIMEOUT_S = 180.0
 
 
-def check_offline_compile(site: Site) -> Iterator[Finding]:
+def check_offline_compile(site: Site) -> Iterator[DoctorFinding]:
     """A sharded product compiles for a slice that is not here."""
     if not site.deep:
         return
@@ -23,10 +23,10 @@ def check_offline_compile(site: Site) -> Iterator[Finding]:
         )
     except MissingExtraError as missing:
         seen = "the offline TPU compiler is not installed"
-        yield Finding("offline_compile", "compiler", "warning", seen, str(missing))
+        yield DoctorFinding("offline_compile", "compiler", "warning", seen, str(missing))
         return
     except ChildError as error:
-        yield Finding(
+        yield DoctorFinding(
             "offline_compile",
             "compiler",
             "error",
@@ -34,7 +34,7 @@ def check_offline_compile(site: Site) -> Iterator[Finding]:
             "Install the pair that belongs together: pip install 'tpukit[tpu]'.",
         )
         return
-    yield Finding(
+    yield DoctorFinding(
         "offline_compile",
         "compiler",
         "ok",

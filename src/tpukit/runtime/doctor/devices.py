@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from ..child import ChildError, run_child
-from .finding import Check, Finding, Site
+from .finding import Check, DoctorFinding, Site
 
 LOCK_FILE = "tmp/libtpu_lockfile"
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
@@ -16,19 +16,19 @@ WITHOUT_HUGE_PAGES = ("v2", "v3", "v4", "v5p")
 OPEN_DEVICES_TIMEOUT_S = 90.0
 
 
-def check_accelerators(site: Site) -> Iterator[Finding]:
+def check_accelerators(site: Site) -> Iterator[DoctorFinding]:
     """What the machine has, told from the file system."""
     seen = f"{site.here} ({'; '.join(site.here.evidence)})"
     if site.here.kind == "cpu":
         seen = f"no TPU and no GPU: {seen}. Planning and compiling for TPU need none"
-    yield Finding("accelerators", "devices", "ok", seen)
+    yield DoctorFinding("accelerators", "devices", "ok", seen)
 
 
-def check_permissions(site: Site) -> Iterator[Finding]:
+def check_permissions(site: Site) -> Iterator[DoctorFinding]:
     """This user may open the chips."""
     closed = [str(node) for node in _device_nodes(site) if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
-        yield Finding(
+        yield DoctorFinding(
             "device_permissions",
             "devices",
             "error",
@@ -37,17 +37,17 @@ def check_permissions(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_lock_file(site: Site) -> Iterator[Finding]:
+def check_lock_file(site: Site) -> Iterator[DoctorFinding]:
     """Libtpu's lock file is free, or held by a live process of this user."""
     path = site.root / LOCK_FILE
     try:
         stat = path.stat()
     except FileNotFoundError:
-        yield Finding("lock_file", "devices", "ok", "no process holds libtpu's lock file")
+        yield DoctorFinding("lock_file", "devices", "ok", "no process holds libtpu's lock file")
         return
     holder = _lock_holder(site, stat.st_ino)
     if holder is not None:
-        yield Finding(
+        yield DoctorFinding(
             "lock_file",
             "devices",
             "warning" if site.here.kind == "tpu" else "info",
@@ -55,7 +55,7 @@ def check_lock_file(site: Site) -> Iterator[Finding]:
             "Wait for it, or end it; tpukit's own compiles may run beside it.",
         )
     elif not os.access(path, os.R_OK | os.W_OK):
-        yield Finding(
+        yield DoctorFinding(
             "lock_file",
             "devices",
             "error",
@@ -65,10 +65,10 @@ def check_lock_file(site: Site) -> Iterator[Finding]:
         )
     else:
         seen = f"/{LOCK_FILE} is left over and nobody holds it, which does no harm"
-        yield Finding("lock_file", "devices", "ok", seen)
+        yield DoctorFinding("lock_file", "devices", "ok", seen)
 
 
-def check_holders(site: Site) -> Iterator[Finding]:
+def check_holders(site: Site) -> Iterator[DoctorFinding]:
     """No other process has the chips open."""
     nodes = {str(node) for node in _device_nodes(site)}
     if not nodes:
@@ -82,7 +82,7 @@ def check_holders(site: Site) -> Iterator[Finding]:
         if target in nodes and int(link.parts[-3]) != os.getpid():
             held.setdefault(int(link.parts[-3]), set()).add(target)
     for pid, open_nodes in sorted(held.items()):
-        yield Finding(
+        yield DoctorFinding(
             "chip_holder",
             "devices",
             "warning",
@@ -91,16 +91,16 @@ def check_holders(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_huge_pages(site: Site) -> Iterator[Finding]:
+def check_huge_pages(site: Site) -> Iterator[DoctorFinding]:
     """Transparent huge pages are on, where the TPU runtime starts faster with them."""
     if site.here.kind != "tpu" or site.here.generation in WITHOUT_HUGE_PAGES:
         return
     path = site.root / HUGE_PAGES
     state = path.read_text().strip() if path.exists() else "(no such setting)"
     if "[always]" in state:
-        yield Finding("huge_pages", "devices", "ok", "transparent huge pages are on")
+        yield DoctorFinding("huge_pages", "devices", "ok", "transparent huge pages are on")
     else:
-        yield Finding(
+        yield DoctorFinding(
             "huge_pages",
             "devices",
             "warning",
@@ -109,7 +109,7 @@ def check_huge_pages(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_jax_devices(site: Site) -> Iterator[Finding]:
+def check_jax_devices(site: Site) -> Iterator[DoctorFinding]:
     """Jax opens the accelerator, tried in a child that can be killed."""
     if site.here.kind == "cpu":
         return
@@ -121,7 +121,7 @@ def check_jax_devices(site: Site) -> Iterator[Finding]:
             environment=site.environment,
         )
     except ChildError as error:
-        yield Finding(
+        yield DoctorFinding(
             "jax_devices",
             "devices",
             "error",
@@ -134,9 +134,9 @@ def check_jax_devices(site: Site) -> Iterator[Finding]:
         f"jax {reply['jax']} opened {reply['count']} x {reply['kind']} in {reply['open_s']:.1f} s"
     )
     if reply["platform"] == site.here.kind:
-        yield Finding("jax_devices", "devices", "ok", seen + " (measured)")
+        yield DoctorFinding("jax_devices", "devices", "ok", seen + " (measured)")
         return
-    yield Finding(
+    yield DoctorFinding(
         "jax_devices",
         "devices",
         "warning",

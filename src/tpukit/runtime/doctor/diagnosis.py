@@ -12,7 +12,7 @@ import psutil
 from ...hardware.detect import detect_accelerators
 from ..mapped_result import MappedResult
 from . import compiler, devices, notebooks, resources, software, variables
-from .finding import Check, Finding, Severity, Site, Topic
+from .finding import Check, DoctorFinding, Severity, Site, Topic
 
 CHECKS: Mapping[Topic, tuple[Check, ...]] = {
     "software": software.CHECKS,
@@ -35,7 +35,7 @@ class Diagnosis(MappedResult):
     """Every finding. Reads like a mapping: `diagnosis["summary"]`, `diagnosis["findings"]`."""
 
     machine: str
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     has_tpu: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Diagnosis(MappedResult):
         found = "a TPU is here" if self.has_tpu else "no TPU here"
         return f"{'healthy' if self.healthy else 'not healthy'}: {found}, {self.machine}; {tally}"
 
-    def of(self, severity: Severity) -> tuple[Finding, ...]:
+    def of(self, severity: Severity) -> tuple[DoctorFinding, ...]:
         """The findings of one severity."""
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
@@ -125,11 +125,11 @@ def examine(site: Site) -> Diagnosis:
     return Diagnosis(str(site.here), findings, has_tpu=site.here.kind == "tpu")
 
 
-def _run(check: Check, site: Site, topic: Topic) -> list[Finding]:
+def _run(check: Check, site: Site, topic: Topic) -> list[DoctorFinding]:
     try:
         return list(check(site))
     except (OSError, psutil.Error) as error:
         # One file that cannot be read must not cost the user all the other findings.
         name = check.__name__.removeprefix("check_")
         seen = f"{name} could not be looked at: {error}"
-        return [Finding(name, topic, "warning", seen, "Run as a user who may read it.")]
+        return [DoctorFinding(name, topic, "warning", seen, "Run as a user who may read it.")]

@@ -13,7 +13,7 @@ Topic = Literal["software", "devices", "environment", "resources", "compiler"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing a check has seen.
 
     Attributes:
@@ -49,4 +49,4 @@ class Site:
 
 # A check looks at one thing. To add one: write the function in the file of its topic and add it
 # to that file's CHECKS. It must not load libtpu, open a device or leave the machine.
-Check = Callable[[Site], Iterable[Finding]]
+Check = Callable[[Site], Iterable[DoctorFinding]]

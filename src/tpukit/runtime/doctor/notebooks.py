@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .finding import Check, Finding, Site
+from .finding import Check, DoctorFinding, Site
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ NOTEBOOKS = (
 )
 
 
-def check_notebook(site: Site) -> Iterator[Finding]:
+def check_notebook(site: Site) -> Iterator[DoctorFinding]:
     """Say which hosted notebook this is, how it gets a TPU, and what it forgets."""
     for notebook in NOTEBOOKS:
         told = next((name for name in notebook.variables if name in site.environment), None)
@@ -49,7 +49,7 @@ def check_notebook(site: Site) -> Iterator[Finding]:
             continue
         seen = f"this is {notebook.name} ({told} is set); {notebook.lost}"
         fix = None if site.here.kind == "tpu" else notebook.choose_tpu
-        yield Finding("notebook", "environment", "info", seen, fix)
+        yield DoctorFinding("notebook", "environment", "info", seen, fix)
 
 
 CHECKS: tuple[Check, ...] = (check_notebook,)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from ..files import cache_folder
-from .finding import Check, Finding, Site
+from .finding import Check, DoctorFinding, Site
 
 GIB = 1024**3
 # A trivial compile for v6e-4 peaked at 0.38 GiB resident (measured, jax 0.10.2, libtpu 0.0.42.1);
@@ -20,7 +20,7 @@ LIBTPU_LOGS = "tmp/tpu_logs"
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check_memory(site: Site) -> Iterator[Finding]:
+def check_memory(site: Site) -> Iterator[DoctorFinding]:
     """There is memory to compile in."""
     memory = psutil.virtual_memory()
     limit = _container_limit(site)
@@ -30,19 +30,19 @@ def check_memory(site: Site) -> Iterator[Finding]:
         seen += f", and the container may use {limit / GIB:.1f} GiB"
     if available < LEAST_MEMORY_BYTES:
         fix = "End other programs, or use a machine with more memory: the compiler gets killed."
-        yield Finding("memory", "resources", "warning", seen, fix)
+        yield DoctorFinding("memory", "resources", "warning", seen, fix)
     else:
-        yield Finding("memory", "resources", "ok", seen)
+        yield DoctorFinding("memory", "resources", "ok", seen)
 
 
-def check_disk(_: Site) -> Iterator[Finding]:
+def check_disk(_: Site) -> Iterator[DoctorFinding]:
     """The cache can be written and has room."""
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     seen = f"cache in {folder}, {free / GIB:.1f} GiB free (measured)"
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding(
+        yield DoctorFinding(
             "disk",
             "resources",
             "error",
@@ -51,19 +51,19 @@ def check_disk(_: Site) -> Iterator[Finding]:
         )
     elif free < LEAST_DISK_BYTES:
         fix = "Free some space, or set TPUKIT_CACHE_DIR to another disk."
-        yield Finding("disk", "resources", "warning", seen, fix)
+        yield DoctorFinding("disk", "resources", "warning", seen, fix)
     else:
-        yield Finding("disk", "resources", "ok", seen)
+        yield DoctorFinding("disk", "resources", "ok", seen)
 
 
-def check_libtpu_logs(site: Site) -> Iterator[Finding]:
+def check_libtpu_logs(site: Site) -> Iterator[DoctorFinding]:
     """Libtpu's logs have not filled the disk, and this user can add to them."""
     folder = site.root / LIBTPU_LOGS
     if not folder.is_dir():
         return
     size = sum(file.lstat().st_size for file in folder.iterdir())
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield Finding(
+        yield DoctorFinding(
             "libtpu_logs",
             "resources",
             "warning",
@@ -72,16 +72,16 @@ def check_libtpu_logs(site: Site) -> Iterator[Finding]:
         )
     elif size > LARGE_LOGS_BYTES:
         seen = f"libtpu's logs in /{LIBTPU_LOGS} take {size / GIB:.1f} GiB (measured)"
-        yield Finding("libtpu_logs", "resources", "warning", seen, f"rm -r /{LIBTPU_LOGS}")
+        yield DoctorFinding("libtpu_logs", "resources", "warning", seen, f"rm -r /{LIBTPU_LOGS}")
 
 
-def check_network_mode(site: Site) -> Iterator[Finding]:
+def check_network_mode(site: Site) -> Iterator[DoctorFinding]:
     """Metadata look-ups are off where they only wait, and on where they are needed."""
     skip = site.environment.get("TPU_SKIP_MDS_QUERY")
     no_gce = site.environment.get("NO_GCE_CHECK", "").lower() == "true"
     if site.here.kind != "tpu":
         state = "off" if skip else "left to jax, which switches them off when it finds no TPU"
-        yield Finding(
+        yield DoctorFinding(
             "network_mode",
             "resources",
             "ok",
@@ -90,7 +90,7 @@ def check_network_mode(site: Site) -> Iterator[Finding]:
         )
         return
     if skip and not site.environment.get("TPU_WORKER_HOSTNAMES"):
-        yield Finding(
+        yield DoctorFinding(
             "network_mode",
             "resources",
             "warning",
@@ -100,7 +100,7 @@ def check_network_mode(site: Site) -> Iterator[Finding]:
             "TPU_ACCELERATOR_TYPE",
         )
     if no_gce:
-        yield Finding(
+        yield DoctorFinding(
             "credentials_mode",
             "resources",
             "warning",

@@ -4,49 +4,49 @@ import platform
 import sys
 from collections.abc import Iterator
 
-from .finding import Check, Finding, Severity, Site
+from .finding import Check, DoctorFinding, Severity, Site
 from .requirements import parse_requirement, satisfies
 
 OLDEST_PYTHON = (3, 11)
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
-def check_python(_: Site) -> Iterator[Finding]:
+def check_python(_: Site) -> Iterator[DoctorFinding]:
     """Python is new enough."""
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info >= OLDEST_PYTHON:
-        yield Finding("python", "software", "ok", seen)
+        yield DoctorFinding("python", "software", "ok", seen)
     else:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("python", "software", "error", seen, f"Use Python {oldest} or newer.")
+        yield DoctorFinding("python", "software", "error", seen, f"Use Python {oldest} or newer.")
 
 
-def check_jax(site: Site) -> Iterator[Finding]:
+def check_jax(site: Site) -> Iterator[DoctorFinding]:
     """Jax is one that tpukit supports, and jaxlib is one that this jax supports."""
     jax, jaxlib = site.version_of("jax"), site.version_of("jaxlib")
     if jax is None or jaxlib is None:
         missing = "jax" if jax is None else "jaxlib"
         seen, fix = f"{missing} is not installed", "pip install tpukit, which brings both."
-        yield Finding("jax", "software", "error", seen, fix)
+        yield DoctorFinding("jax", "software", "error", seen, fix)
         return
     ours = _specifier(site, "tpukit", "jax", extra=None)
     if ours and satisfies(jax, ours) is False:
         seen = f"jax {jax}; tpukit is made for jax{ours}"
-        yield Finding("jax", "software", "error", seen, f"pip install 'jax{ours}'")
+        yield DoctorFinding("jax", "software", "error", seen, f"pip install 'jax{ours}'")
         return
     theirs = _specifier(site, "jax", "jaxlib", extra=None)
     if theirs and satisfies(jaxlib, theirs) is False:
         seen = f"jaxlib {jaxlib} with jax {jax}, which needs jaxlib{theirs}"
-        yield Finding("jax", "software", "error", seen, f"pip install 'jaxlib{theirs}'")
+        yield DoctorFinding("jax", "software", "error", seen, f"pip install 'jaxlib{theirs}'")
         return
-    yield Finding("jax", "software", "ok", f"jax {jax} with jaxlib {jaxlib}")
+    yield DoctorFinding("jax", "software", "ok", f"jax {jax} with jaxlib {jaxlib}")
 
 
-def check_libtpu(site: Site) -> Iterator[Finding]:
+def check_libtpu(site: Site) -> Iterator[DoctorFinding]:
     """The libtpu is the one that jax's own `tpu` extra names."""
     libtpu, jax = site.version_of("libtpu"), site.version_of("jax")
     if site.version_of("libtpu-nightly"):
-        yield Finding(
+        yield DoctorFinding(
             "libtpu_nightly",
             "software",
             "error" if libtpu else "warning",
@@ -56,7 +56,7 @@ def check_libtpu(site: Site) -> Iterator[Finding]:
         )
     if libtpu is None:
         on_tpu = site.here.kind == "tpu"
-        yield Finding(
+        yield DoctorFinding(
             "libtpu",
             "software",
             "error" if on_tpu else "warning",
@@ -68,9 +68,9 @@ def check_libtpu(site: Site) -> Iterator[Finding]:
     wanted = _specifier(site, "jax", "libtpu", extra="tpu")
     if not wanted:
         seen = f"libtpu {libtpu}; jax {jax} does not say which one it belongs to"
-        yield Finding("libtpu", "software", "info", seen)
+        yield DoctorFinding("libtpu", "software", "info", seen)
     elif satisfies(libtpu, wanted) is False:
-        yield Finding(
+        yield DoctorFinding(
             "libtpu",
             "software",
             "error",
@@ -79,10 +79,10 @@ def check_libtpu(site: Site) -> Iterator[Finding]:
             f"pip install 'jax[tpu]=={jax}'",
         )
     else:
-        yield Finding("libtpu", "software", "ok", f"libtpu {libtpu}, the pair of jax {jax}")
+        yield DoctorFinding("libtpu", "software", "ok", f"libtpu {libtpu}, the pair of jax {jax}")
 
 
-def check_cuda_plugin(site: Site) -> Iterator[Finding]:
+def check_cuda_plugin(site: Site) -> Iterator[DoctorFinding]:
     """On a GPU machine, jax's CUDA plugin is there and fits."""
     if site.here.kind != "gpu":
         return
@@ -90,23 +90,23 @@ def check_cuda_plugin(site: Site) -> Iterator[Finding]:
     found = {name: version for name in CUDA_PLUGINS if (version := site.version_of(name))}
     if not found:
         seen = "jax has no CUDA plugin, so it runs on the CPU of this GPU machine"
-        yield Finding("cuda_plugin", "software", "warning", seen, "pip install 'jax[cuda13]'")
+        yield DoctorFinding("cuda_plugin", "software", "warning", seen, "pip install 'jax[cuda13]'")
     for name, version in found.items():
         seen = f"{name} {version} with jaxlib {jaxlib}"
         if version == jaxlib:
-            yield Finding("cuda_plugin", "software", "ok", seen)
+            yield DoctorFinding("cuda_plugin", "software", "ok", seen)
         else:
-            yield Finding(
+            yield DoctorFinding(
                 "cuda_plugin", "software", "warning", seen, f"pip install '{name}=={jaxlib}'"
             )
 
 
-def check_extras(site: Site) -> Iterator[Finding]:
+def check_extras(site: Site) -> Iterator[DoctorFinding]:
     """Which optional parts of tpukit are installed."""
     lines = site.requirements_of("tpukit")
     if not lines:
         seen = "tpukit runs from its sources and is not installed, so its extras are not known"
-        yield Finding("extras", "software", "info", seen, "pip install -e . installs it.")
+        yield DoctorFinding("extras", "software", "info", seen, "pip install -e . installs it.")
         return
     needs: dict[str, list[str]] = {}
     for line in lines:
@@ -125,7 +125,7 @@ def check_extras(site: Site) -> Iterator[Finding]:
     severity: Severity = "info" if missing else "ok"
     seen = f"extras installed: {here}" + (f"; not installed: {absent}" if missing else "")
     fix = f"If you need one: pip install 'tpukit[{next(iter(missing))}]'" if missing else None
-    yield Finding("extras", "software", severity, seen, fix)
+    yield DoctorFinding("extras", "software", severity, seen, fix)
 
 
 def _specifier(site: Site, package: str, needed: str, *, extra: str | None) -> str:

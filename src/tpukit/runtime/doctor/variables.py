@@ -10,7 +10,7 @@ from ..flags import FlagRegistry, parse_flags
 from ..flags.flag import VARIABLES
 from ..flags.registry import TPU_FAMILIES, registry_path
 from ..multihost import EXEMPTIONS, PROXY_VARIABLES
-from .finding import Check, Finding, Site
+from .finding import Check, DoctorFinding, Site
 
 JAX_PLATFORM_NAMES = ("cpu", "cuda", "gpu", "rocm", "tpu", "METAL", "mps", "proxy")
 HOST_DEVICES = "xla_force_host_platform_device_count"
@@ -24,7 +24,7 @@ TOGETHER = (
 FILES = ("TPU_LIBRARY_PATH", "GOOGLE_APPLICATION_CREDENTIALS")
 
 
-def check_platforms(site: Site) -> Iterator[Finding]:
+def check_platforms(site: Site) -> Iterator[DoctorFinding]:
     """JAX_PLATFORMS names platforms that exist, and one that is here."""
     value = site.environment.get("JAX_PLATFORMS", "")
     names = [name.strip() for name in value.split(",") if name.strip()]
@@ -50,10 +50,10 @@ def check_platforms(site: Site) -> Iterator[Finding]:
         )
     else:
         seen = f"JAX_PLATFORMS={value}" if value else "JAX_PLATFORMS is not set: jax chooses"
-        yield Finding("jax_platforms", "environment", "ok", seen)
+        yield DoctorFinding("jax_platforms", "environment", "ok", seen)
 
 
-def check_flag_syntax(site: Site) -> Iterator[Finding]:
+def check_flag_syntax(site: Site) -> Iterator[DoctorFinding]:
     """XLA_FLAGS and LIBTPU_INIT_ARGS can be read."""
     for variable in VARIABLES.values():
         try:
@@ -62,7 +62,7 @@ def check_flag_syntax(site: Site) -> Iterator[Finding]:
             yield _error("flag_syntax", f"{variable}: {error}", f"Correct or unset {variable}.")
 
 
-def check_flag_routing(site: Site) -> Iterator[Finding]:
+def check_flag_routing(site: Site) -> Iterator[DoctorFinding]:
     """No TPU flag is in XLA_FLAGS, where it ends the process at start-up."""
     names = _flag_names(site, "XLA_FLAGS")
     misplaced = [name for name in names if name.startswith(TPU_FAMILIES)]
@@ -75,7 +75,7 @@ def check_flag_routing(site: Site) -> Iterator[Finding]:
             "its place.",
         )
     if HOST_DEVICES in names:
-        yield Finding(
+        yield DoctorFinding(
             "virtual_devices",
             "environment",
             "info",
@@ -83,7 +83,7 @@ def check_flag_routing(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_flag_names(site: Site) -> Iterator[Finding]:
+def check_flag_names(site: Site) -> Iterator[DoctorFinding]:
     """Every flag that is set is one the installed parsers know."""
     names = {
         name: variable for variable in VARIABLES.values() for name in _flag_names(site, variable)
@@ -93,7 +93,7 @@ def check_flag_names(site: Site) -> Iterator[Finding]:
         return
     if not site.deep and not registry_path(jaxlib, site.version_of("libtpu")).exists():
         seen = "flags are set and were not checked, because that takes some seconds at first"
-        yield Finding("flags", "environment", "info", seen, "tpukit flags check")
+        yield DoctorFinding("flags", "environment", "info", seen, "tpukit flags check")
         return
     try:
         registry = FlagRegistry.installed()
@@ -115,10 +115,10 @@ def check_flag_names(site: Site) -> Iterator[Finding]:
         )
     if not unknown:
         seen = f"every flag set is one of {registry.described}"
-        yield Finding("flags", "environment", "ok", seen)
+        yield DoctorFinding("flags", "environment", "ok", seen)
 
 
-def check_groups(site: Site) -> Iterator[Finding]:
+def check_groups(site: Site) -> Iterator[DoctorFinding]:
     """Variables that belong together are all set, or none is."""
     for group in TOGETHER:
         there = [name for name in group if site.environment.get(name)]
@@ -131,7 +131,7 @@ def check_groups(site: Site) -> Iterator[Finding]:
             )
 
 
-def check_worker(site: Site) -> Iterator[Finding]:
+def check_worker(site: Site) -> Iterator[DoctorFinding]:
     """TPU_WORKER_ID is a place in TPU_WORKER_HOSTNAMES."""
     workers = [name for name in site.environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
     worker = site.environment.get("TPU_WORKER_ID", "")
@@ -146,7 +146,7 @@ def check_worker(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_megascale(site: Site) -> Iterator[Finding]:
+def check_megascale(site: Site) -> Iterator[DoctorFinding]:
     """No MEGASCALE_* variable is left over from another job."""
     left = sorted(name for name in site.environment if name.startswith("MEGASCALE_"))
     if left and site.here.kind != "tpu":
@@ -157,7 +157,7 @@ def check_megascale(site: Site) -> Iterator[Finding]:
             f"unset {' '.join(left)}",
         )
     elif left:
-        yield Finding(
+        yield DoctorFinding(
             "megascale",
             "environment",
             "info",
@@ -166,7 +166,7 @@ def check_megascale(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_accelerator_type(site: Site) -> Iterator[Finding]:
+def check_accelerator_type(site: Site) -> Iterator[DoctorFinding]:
     """TPU_ACCELERATOR_TYPE names a slice that exists."""
     name = site.environment.get("TPU_ACCELERATOR_TYPE", "")
     if not name:
@@ -181,7 +181,7 @@ def check_accelerator_type(site: Site) -> Iterator[Finding]:
         )
 
 
-def check_files(site: Site) -> Iterator[Finding]:
+def check_files(site: Site) -> Iterator[DoctorFinding]:
     """Variables that name a file name one that is there."""
     for name in FILES:
         path = site.environment.get(name)
@@ -193,11 +193,11 @@ def check_files(site: Site) -> Iterator[Finding]:
             )
 
 
-def check_proxies(site: Site) -> Iterator[Finding]:
+def check_proxies(site: Site) -> Iterator[DoctorFinding]:
     """An HTTP proxy does not catch the connection between hosts."""
     proxies = [name for name in PROXY_VARIABLES if site.environment.get(name)]
     if proxies:
-        yield Finding(
+        yield DoctorFinding(
             "proxy",
             "environment",
             "info",
@@ -214,12 +214,12 @@ def _flag_names(site: Site, variable: str) -> list[str]:
         return []  # check_flag_syntax says so
 
 
-def _warning(id_: str, seen: str, fix: str) -> Finding:
-    return Finding(id_, "environment", "warning", seen, fix)
+def _warning(id_: str, seen: str, fix: str) -> DoctorFinding:
+    return DoctorFinding(id_, "environment", "warning", seen, fix)
 
 
-def _error(id_: str, seen: str, fix: str) -> Finding:
-    return Finding(id_, "environment", "error", seen, fix)
+def _error(id_: str, seen: str, fix: str) -> DoctorFinding:
+    return DoctorFinding(id_, "environment", "error", seen, fix)
 
 
 CHECKS: tuple[Check, ...] = (

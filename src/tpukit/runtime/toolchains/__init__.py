@@ -8,7 +8,7 @@ that has the other pair.
 from .environments import environment as environment
 from .environments import is_made as is_made
 from .interpreters import find_interpreter as find_interpreter
-from .running import Ended as Ended
+from .running import EndedProgram as EndedProgram
 from .running import run_followed as run_followed
 from .running import run_tpukit as run_tpukit
 from .toolchain import RUNNING as RUNNING
@@ -18,7 +18,7 @@ from .toolchain import parse_toolchains as parse_toolchains
 
 __all__ = [
     "RUNNING",
-    "Ended",
+    "EndedProgram",
     "Toolchain",
     "environment",
     "find_interpreter",

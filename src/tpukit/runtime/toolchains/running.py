@@ -24,7 +24,7 @@ _OF_THIS_PYTHON = (
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProgram:
     """How a program ended, and what it wrote."""
 
     code: int
@@ -39,7 +39,7 @@ def run_followed(
     folder: Path | None = None,
     follow: Literal["output", "errors"] = "errors",
     progress: Progress = silent,
-) -> Ended:
+) -> EndedProgram:
     """Run a program to its end, and pass on its lines as they come.
 
     It stays in this process's group, so Ctrl-C at a terminal reaches it too; however this process
@@ -83,10 +83,12 @@ def run_followed(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         texts = {name: path.read_text(errors="replace") for name, path in paths.items()}
-    return Ended(process.returncode, **texts)
+    return EndedProgram(process.returncode, **texts)
 
 
-def run_tpukit(python: Path, arguments: Sequence[str], *, progress: Progress = silent) -> Ended:
+def run_tpukit(
+    python: Path, arguments: Sequence[str], *, progress: Progress = silent
+) -> EndedProgram:
     """Run a tpukit command of this very source with another interpreter.
 
     So what differs between two answers is the toolchain, never the version of tpukit.

@@ -28,12 +28,12 @@ class CallKind:
     """
 
     tree: Any
-    leaves: "tuple[TensorKind | Setting, ...]"
+    leaves: "tuple[TensorKind | ConstantArgument, ...]"
     training: tuple[bool, ...]
 
     @property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and formats of the tensors, in the order of `Call.tensors`."""
+        """Shapes and formats of the tensors, in the order of `ModuleCall.tensors`."""
         return [
             jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype))
             for leaf in self.leaves
@@ -45,7 +45,9 @@ class CallKind:
         trees = torch_trees()
 
         rest = iter(tensors)
-        filled = [leaf.value if isinstance(leaf, Setting) else next(rest) for leaf in self.leaves]
+        filled = [
+            leaf.value if isinstance(leaf, ConstantArgument) else next(rest) for leaf in self.leaves
+        ]
         return trees.tree_unflatten(filled, self.tree)
 
     def describe(self) -> dict[str, str]:
@@ -70,7 +72,7 @@ class TensorKind:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConstantArgument:
     """An argument that is no tensor: its value is part of the program.
 
     The type counts too: 1, 1.0 and True are equal, and make different programs.
@@ -84,7 +86,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call: which kind it is of, and its tensors."""
 
     kind: CallKind
@@ -105,7 +107,7 @@ class CallReader:
         # A cache of keys and values holds tensors where no program can return them.
         self._spares_cache = "use_cache" in self._signature.parameters
 
-    def read(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
+    def read(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> ModuleCall:
         """Take a call apart.
 
         Raises:
@@ -126,14 +128,14 @@ class CallReader:
         tensors: list[Any] = []
         kinds = tuple(self._kind(leaf, tensors) for leaf in leaves)
         training = tuple(one.training for one in self._parts)
-        return Call(CallKind(tree, kinds, training), tensors)
+        return ModuleCall(CallKind(tree, kinds, training), tensors)
 
     def call(self, module: Any, arguments: dict[str, Any]) -> Any:
         """Call the module with arguments by name, however its forward takes each of them."""
         bound = inspect.BoundArguments(self._signature, arguments)  # pyright: ignore[reportArgumentType]  a dict is ordered
         return module(*bound.args, **bound.kwargs)
 
-    def _kind(self, leaf: Any, tensors: list[Any]) -> TensorKind | Setting:
+    def _kind(self, leaf: Any, tensors: list[Any]) -> TensorKind | ConstantArgument:
         import torch
 
         if isinstance(leaf, np.ndarray):
@@ -153,7 +155,7 @@ class CallReader:
                 f"{self._name} was given a {type(leaf).__name__}, which is neither a tensor nor a "
                 "plain value; pass tensors, numbers, texts, and lists or dicts of them."
             ) from None
-        return Setting(type(leaf), leaf)
+        return ConstantArgument(type(leaf), leaf)
 
 
 def forward_signature(module: Any) -> inspect.Signature:

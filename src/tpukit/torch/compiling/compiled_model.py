@@ -10,13 +10,13 @@ from ...annotations import PyTree
 from ...models.adapters.torch_module.arrays import to_array
 from ..annotations import TorchInputs
 from .building import ForwardProgram
-from .call import Call, CallKind, CallReader, as_arguments
+from .call import CallKind, CallReader, ModuleCall, as_arguments
 from .placed import PlacedState
 
 if TYPE_CHECKING:
     import torch
 
-FindProgram = Callable[["CompiledModel", Call], ForwardProgram]
+FindProgram = Callable[["CompiledModel", ModuleCall], ForwardProgram]
 
 
 class CompiledModel:
@@ -79,7 +79,7 @@ class CompiledModel:
     def __repr__(self) -> str:
         return f"CompiledModel({self.name}, programs={len(self._programs)})"
 
-    def _program(self, call: Call) -> ForwardProgram:
+    def _program(self, call: ModuleCall) -> ForwardProgram:
         found = self._find_program(self, call)
         self._programs[call.kind] = found
         return found

@@ -21,7 +21,7 @@ from ..config import tpu_settings
 from ..lru import Departure, LRUCache
 from ..validation import check_is_module, report
 from .building import ForwardProgram, build_program, seed_shape
-from .call import Call, find_changes
+from .call import ModuleCall, find_changes
 from .compiled_model import CompiledModel
 from .forward import ForwardFunction
 from .offline import TorchLoss, job_for
@@ -106,7 +106,7 @@ class XLACompiler:
         environment()  # what is missing for torch is said here, not in the first call
         structure = module_structure(model)
 
-        def find_program(compiled: CompiledModel, call: Call) -> ForwardProgram:
+        def find_program(compiled: CompiledModel, call: ModuleCall) -> ForwardProgram:
             options = self._options()
 
             def build() -> ForwardProgram:
@@ -197,7 +197,7 @@ class XLACompiler:
         return compiler_options(self.settings, generation=None if chip is None else chip.name)
 
     def _build(
-        self, compiled: CompiledModel, call: Call, options: dict[str, Any]
+        self, compiled: CompiledModel, call: ModuleCall, options: dict[str, Any]
     ) -> ForwardProgram:
         changes = self._changes_since(compiled, call)
         self._warn_of_narrowing(compiled, call)
@@ -231,7 +231,9 @@ class XLACompiler:
         logger.info("compiled", extra={"model": compiled.name, **facts})
         return program
 
-    def _changes_since(self, compiled: CompiledModel, call: Call) -> tuple[ArgumentChange, ...]:
+    def _changes_since(
+        self, compiled: CompiledModel, call: ModuleCall
+    ) -> tuple[ArgumentChange, ...]:
         """Say what changed since the nearest call in the same mode; nothing of the first."""
         earlier = [kind for kind in compiled.kinds if kind.training == call.kind.training]
         if not earlier:
@@ -244,7 +246,7 @@ class XLACompiler:
         )
         return changes
 
-    def _warn_of_narrowing(self, compiled: CompiledModel, call: Call) -> None:
+    def _warn_of_narrowing(self, compiled: CompiledModel, call: ModuleCall) -> None:
         wide = [*call.narrowed(), *compiled.state.narrowed]
         if wide:
             self._warn(

@@ -130,7 +130,7 @@ class TPUOptimizer:
         strict = settings.enable_strict_validation
         original = copy.deepcopy(model).eval()
         try:
-            sample = _Sample.of(sample_inputs)
+            sample = _SampleCall.of(sample_inputs)
             expected = sample.run(original)
         except TPUValidationError as error:
             return self._left_alone(model, str(error), start)
@@ -171,7 +171,7 @@ class TPUOptimizer:
         )
 
     def _changed(
-        self, model: Any, level: Level, sample: "_Sample"
+        self, model: Any, level: Level, sample: "_SampleCall"
     ) -> tuple[Any, list[str], RematPolicy]:
         changed = copy.deepcopy(model).eval()
         said = fuse(changed, sample.run) if level.fuses else []
@@ -194,7 +194,7 @@ class TPUOptimizer:
         return changed, said, remat
 
     def _measured(
-        self, original: Any, changed: Any, sample: "_Sample", remat: RematPolicy
+        self, original: Any, changed: Any, sample: "_SampleCall", remat: RematPolicy
     ) -> dict[str, Figure]:
         metrics = {
             "parameter_bytes_before": parameter_bytes(original),
@@ -235,14 +235,14 @@ class TPUOptimizer:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _SampleCall:
     """How a module is called on the sample."""
 
     tensors: list[Any]
     call: Callable[[Any, list[Any]], Any]
 
     @classmethod
-    def of(cls, inputs: Any) -> "_Sample":
+    def of(cls, inputs: Any) -> "_SampleCall":
         import torch
 
         trees = torch_trees()

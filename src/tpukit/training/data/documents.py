@@ -16,7 +16,7 @@ _RECORDS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentPiece:
     """A document, or a part of a long one; text, or token numbers where somebody made them.
 
     Attributes:
@@ -30,7 +30,7 @@ class Piece:
     size_bytes: int = 0
 
 
-def read_documents(kind: str, paths: Sequence[Path], *, text_key: str) -> Iterator[Piece]:
+def read_documents(kind: str, paths: Sequence[Path], *, text_key: str) -> Iterator[DocumentPiece]:
     """All documents of the files, in order.
 
     Args:
@@ -51,7 +51,7 @@ def read_documents(kind: str, paths: Sequence[Path], *, text_key: str) -> Iterat
         yield from reader(path, text_key)
 
 
-def _text(path: Path, text_key: str) -> Generator[Piece]:
+def _text(path: Path, text_key: str) -> Generator[DocumentPiece]:
     """The file as one document, in pieces that end with a line."""
     del text_key
     held: list[str] = []
@@ -63,14 +63,14 @@ def _text(path: Path, text_key: str) -> Generator[Piece]:
             raise _no_utf8(path, number, error) from None
         held_characters += len(held[-1])
         if held_characters >= _PIECE_CHARACTERS:
-            yield Piece("".join(held), ends=False, size_bytes=held_characters)
+            yield DocumentPiece("".join(held), ends=False, size_bytes=held_characters)
             held, held_characters = [], 0
-    yield Piece("".join(held), size_bytes=held_characters)
+    yield DocumentPiece("".join(held), size_bytes=held_characters)
 
 
-def _json_lines(path: Path, text_key: str) -> Generator[Piece]:
+def _json_lines(path: Path, text_key: str) -> Generator[DocumentPiece]:
     for record, where, size in json_records(path):
-        yield Piece(_content(record, text_key, where), size_bytes=size)
+        yield DocumentPiece(_content(record, text_key, where), size_bytes=size)
 
 
 def json_records(path: Path) -> Generator[tuple[Any, str, int]]:
@@ -94,7 +94,7 @@ def json_records(path: Path) -> Generator[tuple[Any, str, int]]:
         yield record, where, len(line)
 
 
-def _array_record(path: Path, text_key: str) -> Generator[Piece]:
+def _array_record(path: Path, text_key: str) -> Generator[DocumentPiece]:
     """A record is a JSON object, a tf.train.Example, or plain text."""
     try:
         from array_record.python.array_record_module import ArrayRecordReader
@@ -109,7 +109,9 @@ def _array_record(path: Path, text_key: str) -> Generator[Piece]:
             records = reader.read(first, min(first + _RECORDS_AT_ONCE, count))
             for number, record in enumerate(records, first):
                 where = f"{path} record {number}"
-                yield Piece(_record_content(record, text_key, where), size_bytes=len(record))
+                yield DocumentPiece(
+                    _record_content(record, text_key, where), size_bytes=len(record)
+                )
     except (RuntimeError, ValueError, IndexError) as error:
         if isinstance(error, TPUValidationError):
             raise
@@ -118,7 +120,7 @@ def _array_record(path: Path, text_key: str) -> Generator[Piece]:
         ) from None
 
 
-def _huggingface(path: Path, text_key: str) -> Generator[Piece]:
+def _huggingface(path: Path, text_key: str) -> Generator[DocumentPiece]:
     try:
         import datasets
     except ImportError:
@@ -137,7 +139,7 @@ def _huggingface(path: Path, text_key: str) -> Generator[Piece]:
     for batch in found.select_columns([key]).iter(batch_size=_RECORDS_AT_ONCE):
         for value in batch[key]:
             content = _content({key: value}, key, str(path))
-            yield Piece(content, size_bytes=len(content))
+            yield DocumentPiece(content, size_bytes=len(content))
 
 
 def _record_content(record: bytes, text_key: str, where: str) -> "str | Sequence[int]":

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...pages.charts import Piece, stacked_bar
+from ...pages.charts import BarPiece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup
-from ...pages.parts import Column, Section, card, code, headline, section, table
+from ...pages.parts import Column, PageSection, card, code, headline, section, table
 from ...runtime.files import write_output
 from .inspection import Inspection, label
 
@@ -58,7 +58,7 @@ def _cards(found: Inspection) -> list[Markup]:
     ]
 
 
-def _sections(found: Inspection) -> list[Section]:
+def _sections(found: Inspection) -> list[PageSection]:
     tokenizer = f"Tokenizer: {found.tokenizer}." if found.tokenizer is not None else ""
     shown = [section("Most frequent tokens", _frequent(found), intro=tokenizer)]
     if found.document_lengths:
@@ -92,6 +92,6 @@ def _bars(
     cells: list[Sequence[Child]] = []
     for key, count in rows:
         words = f"{count:,}"
-        bar = stacked_bar([Piece("c-matrix", count, words)], whole=most, label=words)
+        bar = stacked_bar([BarPiece("c-matrix", count, words)], whole=most, label=words)
         cells.append((key, bar, words, f"{count / whole:.1%}"))
     return table(columns, cells, caption=caption)

@@ -21,14 +21,14 @@ _SPLITS = ("train", "val", "valid", "validation", "test", "eval", "dev")
 
 
 @dataclass(frozen=True)
-class Kind:
+class DataKind:
     """What there is and the files that make it up, in reading order."""
 
     name: str
     files: tuple[str, ...]
 
 
-def kind_of(location: Location) -> Kind:
+def kind_of(location: Location) -> DataKind:
     """Tell what a location holds.
 
     Raises:
@@ -37,13 +37,13 @@ def kind_of(location: Location) -> Kind:
     names = location.names
     if not location.is_file:
         if MANIFEST in names:
-            return Kind("prepared", (MANIFEST,))
+            return DataKind("prepared", (MANIFEST,))
         if _SPLIT_LIST in names:
             raise _name_a_split(location)
         if any(name in names for name in _HUGGINGFACE):
-            return Kind("huggingface", names)
+            return DataKind("huggingface", names)
         if "tokens.npy" in names:
-            return Kind("tokens", ("tokens.npy",))
+            return DataKind("tokens", ("tokens.npy",))
     elif names[0] == MANIFEST:
         raise TPUValidationError(f"{location.path} describes a folder; give the folder itself.")
     found: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ def kind_of(location: Location) -> Kind:
         )
     kind, files = next(iter(found.items()))
     _refuse_splits(location, files)
-    return Kind(kind, tuple(files))
+    return DataKind(kind, tuple(files))
 
 
 def _name_a_split(location: Location) -> TPUValidationError:

@@ -26,7 +26,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class DataManifest:
     """What a prepared folder holds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Manifest:
         return json.dumps({"format": FORMAT, "version": VERSION, **content}, indent=1) + "\n"
 
 
-def read_manifest(content: bytes, *, name: str) -> Manifest:
+def read_manifest(content: bytes, *, name: str) -> DataManifest:
     """Parse a manifest.
 
     Raises:
@@ -74,7 +74,7 @@ def read_manifest(content: bytes, *, name: str) -> Manifest:
                 "again, or install the tpukit that made it."
             )
         shards = tuple(ShardEntry(**entry) for entry in data.pop("shards"))
-        manifest = Manifest(shards=shards, **data)
+        manifest = DataManifest(shards=shards, **data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TPUValidationError):
             raise
@@ -86,7 +86,7 @@ def read_manifest(content: bytes, *, name: str) -> Manifest:
 
 
 def check_shards(
-    manifest: Manifest, shards: Sequence[TokenShard | None], *, folder: str
+    manifest: DataManifest, shards: Sequence[TokenShard | None], *, folder: str
 ) -> tuple[TokenShard, ...]:
     """Compare shards, None where one is not there, with what the manifest says.
 
@@ -130,7 +130,7 @@ def answers_checksum(answers: np.ndarray) -> str:
     return hashlib.blake2b(answers.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
-def check_answers(answers: np.ndarray, manifest: Manifest, *, name: str) -> np.ndarray:
+def check_answers(answers: np.ndarray, manifest: DataManifest, *, name: str) -> np.ndarray:
     """Refuse beginnings and ends of answers that do not belong to the tokens.
 
     Raises:

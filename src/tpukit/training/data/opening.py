@@ -14,13 +14,13 @@ from ...runtime.files import cache_folder, private_folder
 from .examples import vocabulary_overflow
 from .indexed import IndexedData
 from .iterated import BatchIterable, IteratedData
-from .kinds import Kind, kind_of
+from .kinds import DataKind, kind_of
 from .locations import Location, look_at
 from .manifest import (
     ANSWERS,
     DOCUMENTS,
     MANIFEST,
-    Manifest,
+    DataManifest,
     check_answers,
     check_documents,
     check_shards,
@@ -218,7 +218,7 @@ def open_tokens(
     return _open_text(location, kind, load_tokenizer(tokenizer), text_key)
 
 
-def _open_shards(location: Location, kind: Kind, dtype: str | None) -> TokenStore:
+def _open_shards(location: Location, kind: DataKind, dtype: str | None) -> TokenStore:
     found = _open_all(location, kind.files, dtype)
     shards = tuple(shard for shard in found if shard is not None)
     suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
@@ -260,7 +260,7 @@ def _documents(location: Location, num_tokens: int) -> np.ndarray:
     return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
 
 
-def _answers(location: Location, manifest: Manifest) -> np.ndarray:
+def _answers(location: Location, manifest: DataManifest) -> np.ndarray:
     name = f"{location.path}/{ANSWERS}"
     found = location.shard(ANSWERS)
     if found is None:
@@ -268,7 +268,9 @@ def _answers(location: Location, manifest: Manifest) -> np.ndarray:
     return check_answers(found.read([(0, found.num_tokens)])[0], manifest, name=name)
 
 
-def _open_text(location: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
+def _open_text(
+    location: Location, kind: DataKind, tokenizer: Tokenizer, text_key: str
+) -> TokenStore:
     about = f"{location.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = private_folder(cache_folder("tokens")) / key

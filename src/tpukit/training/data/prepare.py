@@ -13,10 +13,10 @@ from ...errors import ConfigError, TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from .chat import WrittenConversations, messages_key, template_of, write_conversations
-from .documents import Piece, read_documents
-from .kinds import TEXT_KINDS, Kind, kind_of
+from .documents import DocumentPiece, read_documents
+from .kinds import TEXT_KINDS, DataKind, kind_of
 from .locations import look_at
-from .manifest import MANIFEST, Manifest, read_manifest
+from .manifest import MANIFEST, DataManifest, read_manifest
 from .remote import remote_url
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, start_of_document, tokenizer_key
@@ -140,11 +140,11 @@ def prepare_tokens(
     return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=told.untold)
 
 
-def _manifest_of(folder: Path) -> Manifest:
+def _manifest_of(folder: Path) -> DataManifest:
     return read_manifest((folder / MANIFEST).read_bytes(), name=str(folder / MANIFEST))
 
 
-def _prepared(folder: Path, manifest: Manifest) -> Prepared:
+def _prepared(folder: Path, manifest: DataManifest) -> Prepared:
     return Prepared(
         folder=str(folder),
         num_tokens=manifest.num_tokens,
@@ -159,7 +159,7 @@ def _prepared(folder: Path, manifest: Manifest) -> Prepared:
 def _write_all(
     writer: TokenWriter,
     paths: list[Path],
-    kind: Kind,
+    kind: DataKind,
     tokenizer: Tokenizer | None,
     text_key: str,
     progress: Progress,
@@ -183,13 +183,13 @@ def _write_all(
         progress(Counted(f"{writer.num_tokens:,} tokens", done=done, total=total))
 
 
-def _end(writer: TokenWriter, piece: Piece, token: int) -> None:
+def _end(writer: TokenWriter, piece: DocumentPiece, token: int) -> None:
     """Who made token numbers has ended the document already, or wants it so."""
     if isinstance(piece.content, str):
         writer.add([token])
 
 
-def _encode(batch: list[Piece], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
+def _encode(batch: list[DocumentPiece], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
     texts = [piece.content for piece in batch if isinstance(piece.content, str)]
     if texts and tokenizer is None:
         raise ConfigError(
@@ -201,9 +201,9 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer | None) -> Iterator[np.ndar
         yield next(encoded) if isinstance(piece.content, str) else np.asarray(piece.content)
 
 
-def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _batched(pieces: Iterator[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
     """Enough at once for a tokenizer to use all cores."""
-    batch: list[Piece] = []
+    batch: list[DocumentPiece] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)

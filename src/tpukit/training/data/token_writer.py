@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import TPUValidationError
 from ...runtime.files import finish_folder, folder_beside
-from .manifest import ANSWERS, DOCUMENTS, MANIFEST, Manifest, ShardEntry, answers_checksum
+from .manifest import ANSWERS, DOCUMENTS, MANIFEST, DataManifest, ShardEntry, answers_checksum
 
 SHARD_TOKENS = 1 << 28
 
@@ -124,7 +124,7 @@ class TokenWriter:
         """What comes next belongs to another document."""
         self._documents.append(self.num_tokens)
 
-    def finish(self) -> Manifest:
+    def finish(self) -> DataManifest:
         """Close everything and move the folder into place.
 
         Raises:
@@ -139,7 +139,7 @@ class TokenWriter:
         answers = None if self._answers is None else np.asarray(self._answers, np.int64)
         if answers is not None:
             np.save(self._partial / ANSWERS, answers)
-        manifest = Manifest(
+        manifest = DataManifest(
             dtype=self._dtype.name,
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,

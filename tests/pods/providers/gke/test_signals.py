@@ -3,7 +3,7 @@
 import pytest
 
 from tpukit.pods.causes import Cause, Kind
-from tpukit.pods.providers.gke.rounds import Round
+from tpukit.pods.providers.gke.rounds import PodRound
 from tpukit.pods.providers.gke.signals import (
     jobset_signal,
     pod_signal,
@@ -135,7 +135,7 @@ def test_jobsets():
 
 
 def judged(*pods):
-    seen = Round(0)
+    seen = PodRound(0)
     for one in pods:
         seen.see(one, is_there=True)
     return seen.ending()
@@ -164,7 +164,7 @@ def test_who_failed_is_blamed_and_not_who_followed():
 
 
 def test_a_pod_that_vanished_is_infrastructure():
-    seen = Round(0)
+    seen = PodRound(0)
     seen.see(pod(name="g-0-a"), is_there=True)
     seen.see(pod(name="g-0-a"), is_there=False)
     ending = seen.ending()

@@ -6,10 +6,10 @@ from typing import Any
 
 from ....hardware.figure import bytes_text, seconds_text
 from ....pages.markup import Child, join, tag
-from ....pages.parts import Column, Section, absent, badge, code, command, section, table
+from ....pages.parts import Column, PageSection, absent, badge, code, command, section, table
 
 
-def capture_section(capture: Mapping[str, Any]) -> Section:
+def capture_section(capture: Mapping[str, Any]) -> PageSection:
     """Return command, programs and findings of a captured program."""
     hosts = capture["processes"]
     peak = capture["peak_bytes"]["value"]

@@ -5,7 +5,16 @@ from pathlib import Path
 from ....hardware.figure import ORIGINS
 from ....pages.frame import Page
 from ....pages.markup import Child, tag
-from ....pages.parts import Column, Section, absent, badge, definitions, headline, section, table
+from ....pages.parts import (
+    Column,
+    PageSection,
+    absent,
+    badge,
+    definitions,
+    headline,
+    section,
+    table,
+)
 from ....runtime.files import write_output
 from ..comparison import Comparison
 from ..diff import ReportDiff
@@ -52,7 +61,7 @@ def render_comparison(found: Comparison | ReportDiff) -> str:
     ).render()
 
 
-def _sections(columns: SideBySide) -> list[Section]:
+def _sections(columns: SideBySide) -> list[PageSection]:
     heads = [Column(""), *(Column(one, is_number=True) for one in columns.headings), Column("")]
     found = [
         section(title.capitalize(), table(heads, map(_cells, rows), caption=_OF[title]))
@@ -66,6 +75,6 @@ def _cells(row: Row) -> list[Child]:
     return [name, *row.cells, badge(row.origin) if row.origin else ""]
 
 
-def _about() -> Section:
+def _about() -> PageSection:
     meanings = ((badge(origin), words) for origin, words in ORIGINS.items())
     return section("Where numbers come from", definitions(meanings))

@@ -6,11 +6,11 @@ from typing import Any
 from ....compiler.memory.attribution import CATEGORIES
 from ....compiler.memory.view import host_memory_text, readable_path
 from ....hardware.figure import bytes_text
-from ....pages.charts import Mark, Piece, coordinate, stacked_bar
+from ....pages.charts import BarMark, BarPiece, coordinate, stacked_bar
 from ....pages.markup import Child, Markup, join, slug, tag
 from ....pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     badge,
     colored,
@@ -27,7 +27,7 @@ _APART = 0.15  # of the bar: two marks nearer than this would be written over ea
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 260, 72, 18, 34
 
 
-def memory_section(report: Report) -> Section:
+def memory_section(report: Report) -> PageSection:
     """Everything about HBM."""
     memory = report.get("memory")
     if not memory:
@@ -47,16 +47,16 @@ def memory_section(report: Report) -> Section:
 def _bar(memory: dict[str, Any]) -> Markup:
     total, usable = memory["total_bytes"], memory.get("usable_bytes")
     pieces = [
-        Piece(_kind(name), float(amount), f"{name}: {bytes_text(amount)}")
+        BarPiece(_kind(name), float(amount), f"{name}: {bytes_text(amount)}")
         for name, amount in memory["purposes"].items()
     ]
     label = f"{bytes_text(total)} of HBM"
-    marks = [Mark(0.0, "0")]
+    marks = [BarMark(0.0, "0")]
     if usable:
         label += f" of {bytes_text(usable)} usable"
-        marks.append(Mark(usable, f"limit {bytes_text(usable)}", is_limit=True))
+        marks.append(BarMark(usable, f"limit {bytes_text(usable)}", is_limit=True))
     if not usable or abs(total - usable) > _APART * max(total, usable):
-        marks.append(Mark(total, bytes_text(total)))
+        marks.append(BarMark(total, bytes_text(total)))
     return stacked_bar(pieces, whole=max(total, usable or 0), label=label, marks=marks)
 
 

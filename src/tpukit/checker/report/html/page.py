@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ....compiler.timeline import Span
+from ....compiler.timeline import TrackSpan
 from ....hardware.figure import ORIGINS, bytes_text, count_text, seconds_text
 from ....pages.frame import Page, asset
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     badge,
     code,
@@ -63,7 +63,7 @@ def render_html(report: Mapping[str, Any]) -> str:
     ).render()
 
 
-def _sections(report: Report, spans: Sequence[Span]) -> list[Section]:
+def _sections(report: Report, spans: Sequence[TrackSpan]) -> list[PageSection]:
     """Everything below the verdict, in reading order."""
     advice = [next_section(report)] if report.get("fixes") or report.get("next") else []
     evidence = [memory_section(report), time_section(report)]
@@ -81,13 +81,13 @@ def _sections(report: Report, spans: Sequence[Span]) -> list[Section]:
     return [*ordered, *program, about_section(report)]
 
 
-def next_section(report: Report) -> Section:
+def next_section(report: Report) -> PageSection:
     """Fixes and the command to run next."""
     fixes, run_next = report.get("fixes"), report.get("next")
     return section("Next", command(run_next) if run_next else "", _fixes(fixes) if fixes else "")
 
 
-def about_section(report: Report) -> Section:
+def about_section(report: Report) -> PageSection:
     """Job, options, versions, and what the badges mean."""
     compiled = report.get("compile") or {}
     job = {

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import ceil, floor, log10, sqrt
 
 from ....compiler.memory.reading import short_op_name
-from ....compiler.timeline import Span
+from ....compiler.timeline import TrackSpan
 from ....hardware.figure import seconds_text
 from ....pages.charts import coordinate
 from ....pages.markup import Markup, tag
-from ....pages.parts import Section, absent, badge, section
+from ....pages.parts import PageSection, absent, badge, section
 from ..schema import Report
 
 OPS_DRAWN = 200
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 34, 52
 _WAITS = ("loop", "ici", "dcn", "host")
 
 
-def roofline_section(report: Report, spans: Sequence[Span]) -> Section:
+def roofline_section(report: Report, spans: Sequence[TrackSpan]) -> PageSection:
     """Ops as dots under the chip's two roofs."""
     chip = report.get("chip")
     ops = [span for span in spans if span.track == "core" and span.cause not in _WAITS]
@@ -54,7 +54,7 @@ def roofline_section(report: Report, spans: Sequence[Span]) -> Section:
     )
 
 
-def _chart(ops: Sequence[Span], peak: float, rate: float) -> Markup:
+def _chart(ops: Sequence[TrackSpan], peak: float, rate: float) -> Markup:
     corner = peak / rate
     intensities = [op.flops / op.bytes for op in ops]
     speeds = [op.flops / op.duration_s for op in ops]
@@ -119,7 +119,7 @@ def _decades(values: Sequence[float], *, within: tuple[int, int]) -> tuple[int, 
     return min(max(least, low), high - 1), max(min(most, high), low + 1)
 
 
-def _words(op: Span, intensity: float, speed: float) -> str:
+def _words(op: TrackSpan, intensity: float, speed: float) -> str:
     return (
         f"{op.name}: {intensity:,.3g} FLOP/byte, {speed / 1e12:,.4g} TFLOP/s, "
         f"{seconds_text(op.duration_s * op.times)} in a step. {short_op_name(op.op_name)}"

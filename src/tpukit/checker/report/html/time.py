@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from ....compiler.memory.reading import short_op_name
 from ....hardware.figure import bytes_text, flops_text, seconds_text
-from ....pages.charts import Mark, Piece, stacked_bar
+from ....pages.charts import BarMark, BarPiece, stacked_bar
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
     Column,
-    Section,
+    PageSection,
     absent,
     badge,
     code,
@@ -34,7 +34,7 @@ _MEANING = {
 }
 
 
-def time_section(report: Report) -> Section:
+def time_section(report: Report) -> PageSection:
     """The split and the ops."""
     prediction = report.get("prediction")
     if not prediction:
@@ -45,11 +45,11 @@ def time_section(report: Report) -> Section:
     step = prediction["step_time_s"]
     seconds: dict[str, float] = prediction["seconds_by_cause"]
     pieces = [
-        Piece(f"c-{cause}", amount, f"{BOUND_BY.get(cause, cause)}: {seconds_text(amount)}")
+        BarPiece(f"c-{cause}", amount, f"{BOUND_BY.get(cause, cause)}: {seconds_text(amount)}")
         for cause, amount in seconds.items()
         if amount > 0
     ]
-    marks = [Mark(0.0, "0"), Mark(step, seconds_text(step))]
+    marks = [BarMark(0.0, "0"), BarMark(step, seconds_text(step))]
     label = f"a step of {seconds_text(step)} by cause"
     return section(
         "Time",
@@ -110,7 +110,7 @@ def _top_ops(report: Report) -> Markup:
     return table(columns, rows, caption="Heaviest ops, all their runs in a step together")
 
 
-def communication_section(report: Report) -> Section:
+def communication_section(report: Report) -> PageSection:
     """Collectives, those the core waits for first."""
     rows = report.get("collectives")
     if rows is None:

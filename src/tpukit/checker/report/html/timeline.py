@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compiler.memory.reading import short_op_name
-from ....compiler.timeline import Span
+from ....compiler.timeline import TrackSpan
 from ....hardware.figure import seconds_text
 from ....pages.charts import coordinate
 from ....pages.markup import Markup, join, tag
-from ....pages.parts import Section, absent, badge, legend, section
+from ....pages.parts import PageSection, absent, badge, legend, section
 from ..lanes import (
     NESTING_TRACKS,
     FoldedAxis,
@@ -35,10 +35,10 @@ class Placed:
 
     track: int
     row: int
-    span: Span
+    span: TrackSpan
 
 
-def timeline_section(spans: Sequence[Span]) -> Section:
+def timeline_section(spans: Sequence[TrackSpan]) -> PageSection:
     """The drawing, with what is needed to read it."""
     if not spans:
         return section("Timeline", absent("This report was kept without its timeline."))
@@ -73,7 +73,9 @@ def timeline_section(spans: Sequence[Span]) -> Section:
     )
 
 
-def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ()) -> dict[str, Any]:
+def timeline_data(
+    spans: Sequence[TrackSpan], memory: Sequence[Sequence[float]] = ()
+) -> dict[str, Any]:
     """What the script draws: whole nanoseconds, texts by number, live HBM below the tracks."""
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
     loops = find_loops(spans)
@@ -118,7 +120,7 @@ def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ())
     }
 
 
-def lay_out(spans: Sequence[Span]) -> tuple[list[str], list[Placed]]:
+def lay_out(spans: Sequence[TrackSpan]) -> tuple[list[str], list[Placed]]:
     """Titles of the tracks, and every span with its row."""
     titles: list[str] = []
     placed: list[Placed] = []
@@ -184,7 +186,7 @@ def _controls() -> Markup:
     return tag("div", buttons, fold, hint, class_="controls script-only")
 
 
-def _picture(spans: Sequence[Span], axis: FoldedAxis) -> Markup:
+def _picture(spans: Sequence[TrackSpan], axis: FoldedAxis) -> Markup:
     """The whole step, loops once, for a reader without scripts."""
     _, placed = lay_out(spans)
     end = max(axis.place(span.start_s + span.duration_s) for span in spans) or 1.0

@@ -30,7 +30,7 @@ LOGITS_BYTES = 512 * 2**20
 MIN_TOKENS = 2048
 
 
-class Placement(Protocol):
+class LossPlacement(Protocol):
     """Where arrays lie on a mesh; hashable, because a traced function is kept for each."""
 
     def place(self, x: jax.Array, *, groups: int, vocab: int | None = None) -> jax.Array:
@@ -127,7 +127,7 @@ def weighted_total(
     labels: jax.Array,
     weights: jax.Array,
     terms: LossTerms,
-    split: Placement,
+    split: LossPlacement,
     logits_dtype: jnp.dtype,
     *,
     frozen: bool = False,
@@ -160,7 +160,7 @@ def _total(
     weights: jax.Array,
     *,
     terms: LossTerms,
-    split: Placement,
+    split: LossPlacement,
     logits_dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:
     copies = _copies(w, x.shape[1], split)
@@ -186,7 +186,7 @@ def _total_and_gradients(
     weights: jax.Array,
     *,
     terms: LossTerms,
-    split: Placement,
+    split: LossPlacement,
     logits_dtype: jnp.dtype,
     frozen: bool,
 ) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
@@ -284,7 +284,7 @@ def _slopes(
     log_normaliser: jax.Array,
     factor: jax.Array,
     terms: LossTerms,
-    split: Placement,
+    split: LossPlacement,
 ) -> jax.Array:
     """The gradient of one chunk's logits, in the type of x."""
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
@@ -295,7 +295,7 @@ def _slopes(
 
 
 def _pull_back(
-    x: jax.Array, copies: jax.Array, d_logits: jax.Array, split: Placement
+    x: jax.Array, copies: jax.Array, d_logits: jax.Array, split: LossPlacement
 ) -> tuple[jax.Array, jax.Array]:
     """One chunk's gradients of x, and of the head's copies in float32 or wider."""
     precise = jnp.promote_types(copies.dtype, jnp.float32)
@@ -304,24 +304,24 @@ def _pull_back(
     return d_x, more
 
 
-def _to_activations(copies: jax.Array, d_logits: jax.Array, split: Placement) -> jax.Array:
+def _to_activations(copies: jax.Array, d_logits: jax.Array, split: LossPlacement) -> jax.Array:
     """One chunk's gradient of x."""
     return split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
 
 
-def _copies(w: jax.Array, groups: int, split: Placement) -> jax.Array:
+def _copies(w: jax.Array, groups: int, split: LossPlacement) -> jax.Array:
     """A copy of the head for every group: gathered once, and gradients that stay where they are."""
     return split.place(jnp.broadcast_to(w, (groups, *w.shape)), groups=0, vocab=2)
 
 
 def _logits(
-    x: jax.Array, copies: jax.Array, split: Placement, dtype: jax.typing.DTypeLike
+    x: jax.Array, copies: jax.Array, split: LossPlacement, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
     logits = jnp.einsum("gcd,gdv->gcv", x, copies, preferred_element_type=dtype)
     return split.place(logits, groups=0, vocab=2)
 
 
-def _no_gradient(copies: jax.Array, split: Placement) -> jax.Array:
+def _no_gradient(copies: jax.Array, split: LossPlacement) -> jax.Array:
     precise = jnp.promote_types(copies.dtype, jnp.float32)
     return split.place(jnp.zeros_like(copies, dtype=precise), groups=0, vocab=2)
 

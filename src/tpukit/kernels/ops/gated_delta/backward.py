@@ -17,14 +17,14 @@ from ..gemm.tile import tile_dot
 from .blocks import CHUNK, OP_NAME, RATES
 from .forward import run_again
 from .operands import Operands, head_rates, places, unit
-from .xla import Residuals
+from .xla import DeltaResiduals
 
 # Rows of the gradients of rates, for each head: of G, and of beta.
 OF_SUMS, OF_BETA = 0, 1
 
 
 def run_backward(
-    operands: Operands, given: Residuals, d_out: jax.Array, d_last: jax.Array
+    operands: Operands, given: DeltaResiduals, d_out: jax.Array, d_last: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     """Gradients of q, k, v, g, beta and the first state."""
     states, inverses = run_again(operands, given)

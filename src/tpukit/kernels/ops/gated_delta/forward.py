@@ -17,10 +17,10 @@ from ..gemm.tile import tile_dot
 from .blocks import CHUNK, OP_NAME, RATES
 from .operands import Operands, head_rates, places, unit
 from .reference import first_state
-from .xla import Residuals
+from .xla import DeltaResiduals
 
 
-def run_forward(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Array]:
+def run_forward(operands: Operands, given: DeltaResiduals) -> tuple[jax.Array, jax.Array]:
     """The result and the last state."""
     state = _first(operands, given)
     heads = given.v.shape[2]
@@ -44,7 +44,7 @@ def run_forward(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Ar
     return out, last[:, :, : operands.width, : operands.value_width]
 
 
-def run_again(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Array]:
+def run_again(operands: Operands, given: DeltaResiduals) -> tuple[jax.Array, jax.Array]:
     """The state before each chunk and the inverse of its system, in the dtype of the values."""
     every = operands.batch, operands.chunks, given.v.shape[2]
     states, inverses = operands.call(
@@ -62,12 +62,12 @@ def run_again(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Arra
     return states, inverses
 
 
-def _first(operands: Operands, given: Residuals) -> jax.Array:
+def _first(operands: Operands, given: DeltaResiduals) -> jax.Array:
     return operands.pad_state(first_state(given.k, given.v, given.initial_state))
 
 
 def _read(
-    operands: Operands, given: Residuals, state: jax.Array
+    operands: Operands, given: DeltaResiduals, state: jax.Array
 ) -> list[tuple[jax.Array, pl.BlockSpec]]:
     width, value_width = operands.state
     of_keys = operands.window(CHUNK, operands.key_heads * width, of="tokens")

@@ -17,7 +17,7 @@ from ...registry.op import KernelCase
 from ..gemm.tile import Interpret
 from .blocks import CHUNK, OP_NAME, RATES, DeltaBlocks, vmem_bytes
 from .reference import EPS
-from .xla import Residuals, chunk_rates
+from .xla import DeltaResiduals, chunk_rates
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Operands:
     interpret: Interpret
 
     @classmethod
-    def of(cls, given: Residuals, blocks: DeltaBlocks | None, interpret: Interpret) -> "Operands":
+    def of(
+        cls, given: DeltaResiduals, blocks: DeltaBlocks | None, interpret: Interpret
+    ) -> "Operands":
         """Those of one call, with the blocks given or the tuned ones."""
         shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[:5])
         case = KernelCase("traced", tuple(shapes))
@@ -83,7 +85,7 @@ class Operands:
         edges = ((0, whole - size) for whole, size in zip(self.state, x.shape[2:], strict=True))
         return jnp.pad(x.astype(jnp.float32), [(0, 0), (0, 0), *edges])
 
-    def rates(self, given: Residuals) -> jax.Array:
+    def rates(self, given: DeltaResiduals) -> jax.Array:
         """(B, HV RATES, S): for each head the fields of `Rates`, one a sublane."""
         found = chunk_rates(given.g, given.beta, given.starts, CHUNK)
         lines = [jnp.broadcast_to(x, found.steps.shape) for x in found]

@@ -14,7 +14,7 @@ from .backward import run_backward
 from .blocks import DeltaBlocks
 from .forward import run_forward
 from .operands import Operands
-from .xla import Residuals
+from .xla import DeltaResiduals
 
 
 def forward(
@@ -22,15 +22,15 @@ def forward(
     chunk: int | None = None,
     blocks: DeltaBlocks | None = None,
     interpret: Interpret = False,
-) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
+) -> tuple[tuple[jax.Array, jax.Array], DeltaResiduals]:
     """The result and the last state (see `reference.gated_delta`), and the arguments."""
     del chunk
-    given = Residuals(*arrays)
+    given = DeltaResiduals(*arrays)
     return run_forward(Operands.of(given, blocks, interpret), given), given
 
 
 def backward(
-    residuals: Residuals,
+    residuals: DeltaResiduals,
     cotangent: tuple[jax.Array, jax.Array],
     *,
     chunk: int | None = None,

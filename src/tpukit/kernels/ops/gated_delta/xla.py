@@ -27,7 +27,7 @@ from .reference import first_state, unit_heads
 from .triangular import unit_lower_inverse
 
 
-class Residuals(NamedTuple):
+class DeltaResiduals(NamedTuple):
     """The arguments, which are all that the gradients need."""
 
     q: jax.Array
@@ -75,14 +75,14 @@ def gated_delta(
     return out[:, :tokens].astype(q.dtype), state.reshape(batch, -1, *state.shape[3:])
 
 
-def forward(*arrays: Any, chunk: int = 64) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
+def forward(*arrays: Any, chunk: int = 64) -> tuple[tuple[jax.Array, jax.Array], DeltaResiduals]:
     """The result and the last state, and the arguments as residuals."""
-    residuals = Residuals(*arrays)
+    residuals = DeltaResiduals(*arrays)
     return gated_delta(*residuals, chunk=chunk), residuals
 
 
 def backward(
-    residuals: Residuals, cotangent: tuple[jax.Array, jax.Array], *, chunk: int = 64
+    residuals: DeltaResiduals, cotangent: tuple[jax.Array, jax.Array], *, chunk: int = 64
 ) -> tuple[jax.Array | None, ...]:
     """Gradients of all arguments but the starts, from chunks that are computed again."""
     *arrays, starts = residuals
@@ -137,7 +137,7 @@ def make_chunks(
     )
 
 
-class Rates(NamedTuple):
+class ChunkRates(NamedTuple):
     """What the tokens of each chunk do to the state and to each other: (n, b, heads, i)."""
 
     steps: jax.Array  # running sums of g, exact
@@ -148,7 +148,7 @@ class Rates(NamedTuple):
     document: jax.Array  # starts that a token has seen; one head for all
 
 
-def chunk_rates(g: jax.Array, beta: jax.Array, starts: jax.Array | None, chunk: int) -> Rates:
+def chunk_rates(g: jax.Array, beta: jax.Array, starts: jax.Array | None, chunk: int) -> ChunkRates:
     """Cut rates (b, s, heads) into chunks and add up g.
 
     A difference of two running sums would lose its digits behind a token that forgets all. Sums of
@@ -168,7 +168,7 @@ def chunk_rates(g: jax.Array, beta: jax.Array, starts: jax.Array | None, chunk: 
         document = jnp.cumsum(_cut(starts.astype(wide), chunk), axis=-1)[:, :, None]
         fade = jnp.where(document == 0, fade, 0)
         rest = jnp.where(document == document[..., -1:], rest, 0)
-    return Rates(steps, rest_of_steps, beta, fade, rest, document)
+    return ChunkRates(steps, rest_of_steps, beta, fade, rest, document)
 
 
 def _differences(x: jax.Array) -> jax.Array:

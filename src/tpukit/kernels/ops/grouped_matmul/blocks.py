@@ -88,7 +88,7 @@ def even_tile(size: int, most: int, *, unit: int = LANES) -> int:
 def default_blocks(case: KernelCase, chip: str | None) -> GroupedBlocks:
     """The tiles that take the least time by arithmetic, of those within three quarters of VMEM."""
     shape = _shape(case)
-    choice = _Choice(chip)
+    choice = _TileChoice(chip)
     heights = (tile_shape(jnp.bfloat16, chip)[0], *ROWS)
     # The product and the gradient of lhs share their rows.
     forward, backward = min(
@@ -137,7 +137,7 @@ def _unit(chip: str | None) -> int:
     return int(get_chip(chip).mxu_size.require("The blocks of a kernel")) if chip else LANES
 
 
-class _Choice:
+class _TileChoice:
     """The fastest tiles on one generation; where none is stated, on the slowest memory there is."""
 
     def __init__(self, chip: str | None) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ....shown import Shown
-from .rows import LeftOut, MeasuredRow
+from .rows import MeasuredRow, RowLeftOut
 
 LEAST_ROWS_FOR_RANK = 3
 ALL = "all"
@@ -131,7 +131,7 @@ class TimingsScore(Shown):
     rows_in_file: int
     sampled: int | None
     scored: tuple[ScoredRow, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[RowLeftOut, ...]
 
     @cached_property
     def groups(self) -> tuple[GroupScore, ...]:

@@ -131,7 +131,7 @@ class MeasuredRow(BaseModel):
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RowLeftOut:
     """A row without an estimate, and why."""
 
     id: str
@@ -145,7 +145,7 @@ class Timings:
 
     path: Path
     rows: tuple[MeasuredRow, ...]
-    unreadable: tuple[LeftOut, ...]
+    unreadable: tuple[RowLeftOut, ...]
 
 
 def read_timings(path: Path) -> Timings:
@@ -155,12 +155,12 @@ def read_timings(path: Path) -> Timings:
         TPUValidationError: It cannot be opened, is no JSON list, or has no row that can be read.
     """
     rows: list[MeasuredRow] = []
-    unreadable: list[LeftOut] = []
+    unreadable: list[RowLeftOut] = []
     for number, fields in enumerate(_read_list(path), 1):
         try:
             rows.append(MeasuredRow.model_validate(fields))
         except ValidationError as error:
-            unreadable.append(LeftOut(_name(fields, number), "unreadable", _first_of(error)))
+            unreadable.append(RowLeftOut(_name(fields, number), "unreadable", _first_of(error)))
     if not rows:
         said = f"row {unreadable[0].id}: {unreadable[0].reason}" if unreadable else "it is empty"
         raise TPUValidationError(

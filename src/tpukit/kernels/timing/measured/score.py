@@ -12,7 +12,7 @@ from ..estimating import time_profile
 from ..profile import profile_kernel
 from .programs import program_of
 from .report import ScoredRow, TimingsScore
-from .rows import LeftOut, MeasuredRow, Timings, rows_in_view
+from .rows import MeasuredRow, RowLeftOut, Timings, rows_in_view
 
 ROW_TIMEOUT_S = 900.0
 # Two threads that import tokamax at once would wait for each other's half of it.
@@ -48,10 +48,10 @@ def score_timings(
     rows = sample(kept, limit)
     in_view = {row.program_key for row in timings.rows if _was_in_view(row)}
 
-    def one(row: MeasuredRow) -> ScoredRow | LeftOut:
+    def one(row: MeasuredRow) -> ScoredRow | RowLeftOut:
         return _estimate(row, in_view=row.program_key in in_view, use_cache=use_cache)
 
-    found: list[ScoredRow | LeftOut] = []
+    found: list[ScoredRow | RowLeftOut] = []
     pool = ThreadPoolExecutor(workers or room_for_workers())
     try:
         for row, result in zip(rows, pool.map(one, rows), strict=True):
@@ -68,12 +68,12 @@ def score_timings(
         left_out=(
             *timings.unreadable,
             *left_out,
-            *(one for one in found if isinstance(one, LeftOut)),
+            *(one for one in found if isinstance(one, RowLeftOut)),
         ),
     )
 
 
-def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[LeftOut]]:
+def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[RowLeftOut]]:
     """The newest of rows that measured one program at different times, and those left out.
 
     What is compiled here is made by one compiler, today's; the newest row is nearest to it.
@@ -82,12 +82,14 @@ def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[LeftOut
     for row in rows:
         programs[row.program_key].append(row)
     kept: list[MeasuredRow] = []
-    left_out: list[LeftOut] = []
+    left_out: list[RowLeftOut] = []
     for measured in programs.values():
         *older, last = sorted(measured, key=lambda row: (row.source_date, row.id))
         kept.append(last)
         left_out += [
-            LeftOut(row.id, f"{row.op} as {row.impl}", "the same program was measured again later")
+            RowLeftOut(
+                row.id, f"{row.op} as {row.impl}", "the same program was measured again later"
+            )
             for row in older
         ]
     return kept, left_out
@@ -138,8 +140,8 @@ def _wanted(
     return found
 
 
-def _said(result: ScoredRow | LeftOut) -> str:
-    if isinstance(result, LeftOut):
+def _said(result: ScoredRow | RowLeftOut) -> str:
+    if isinstance(result, RowLeftOut):
         return f"left out, {result.reason}"
     return f"{result.ratio:.2f} of measured"
 
@@ -152,7 +154,7 @@ def _was_in_view(row: MeasuredRow) -> bool:
     return row.id in rows_in_view("kernels" if row.is_pallas else "ops")
 
 
-def _estimate(row: MeasuredRow, *, in_view: bool, use_cache: bool) -> ScoredRow | LeftOut:
+def _estimate(row: MeasuredRow, *, in_view: bool, use_cache: bool) -> ScoredRow | RowLeftOut:
     what = f"{row.op} as {row.impl}"
     try:
         with _ONE_WRITER:
@@ -166,9 +168,9 @@ def _estimate(row: MeasuredRow, *, in_view: bool, use_cache: bool) -> ScoredRow 
         )
         estimate = time_profile(profile, kind=program.kind)
     except TPUError as error:
-        return LeftOut(row.id, what, _one_line(str(error)))
+        return RowLeftOut(row.id, what, _one_line(str(error)))
     if estimate.time_s is None:
-        return LeftOut(row.id, what, _one_line(estimate.reason))
+        return RowLeftOut(row.id, what, _one_line(estimate.reason))
     return ScoredRow(
         row=row,
         chip=estimate.chip,

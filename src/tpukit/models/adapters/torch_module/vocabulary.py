@@ -29,7 +29,7 @@ def let_modes_see_flatten() -> None:
 
 
 @dataclass(frozen=True)
-class Product:
+class TensorProduct:
     """Where a tensor came from: `x @ weight.T`, with leading dimensions joined or not.
 
     Attributes:
@@ -53,7 +53,7 @@ def make_mode(environment: Any) -> Any:
     class FusedHeads(torch.overrides.TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
-            self._products: dict[int, Product] = {}
+            self._products: dict[int, TensorProduct] = {}
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -66,14 +66,14 @@ def make_mode(environment: Any) -> Any:
                     return loss
             result = func(*args, **kwargs)
             if func is functional.linear and _has_vocabulary(*args, **kwargs):
-                self._products[id(result)] = Product(result, args[0], args[1])
+                self._products[id(result)] = TensorProduct(result, args[0], args[1])
             elif known is not None and func in keeps and _same_columns(result, known):
-                self._products[id(result)] = Product(result, known.x, known.weight)
+                self._products[id(result)] = TensorProduct(result, known.x, known.weight)
             return result
 
         def _loss(
             self,
-            known: Product,
+            known: TensorProduct,
             input: Any,
             target: Any,
             weight: Any = None,
@@ -104,7 +104,7 @@ def _has_vocabulary(input: Any, weight: Any, bias: Any = None) -> bool:
     return bias is None and weight.shape[0] >= LEAST_VOCABULARY
 
 
-def _same_columns(result: Any, known: Product) -> bool:
+def _same_columns(result: Any, known: TensorProduct) -> bool:
     """Whether a tensor still has one row of logits for each token."""
     columns = known.weight.shape[0]
     floating = result.dtype.is_floating_point

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import did_you_mean
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ....runtime.secrets import is_secret_name
 from .. import names
 from ..findings import found
@@ -15,7 +15,7 @@ from ..schema import KINDS, field_errors
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def check_fields(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_fields(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say which fields are unknown, missing or of another type, and which version is wrong."""
     for document in documents:
         where = _name_of(document)
@@ -34,7 +34,7 @@ def check_fields(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             )
 
 
-def check_names(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_names(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say which names JobSet would make too long, and which values are secret."""
     for jobset in jobsets(documents):
         if jobset.name and not _DNS_LABEL.fullmatch(jobset.name):
@@ -61,7 +61,7 @@ def check_names(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield from _check_coordinator(jobset)
 
 
-def _check_version(document: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _check_version(document: Mapping[str, Any], where: str) -> Iterator[DoctorFinding]:
     kind, version = str(document.get("kind")), str(document.get("apiVersion"))
     expected = KINDS.get(kind)
     if not expected:
@@ -92,7 +92,7 @@ def _check_version(document: Mapping[str, Any], where: str) -> Iterator[Finding]
         )
 
 
-def _check_coordinator(jobset: JobSet) -> Iterator[Finding]:
+def _check_coordinator(jobset: JobSet) -> Iterator[DoctorFinding]:
     coordinator = mapping(jobset.spec.get("coordinator"))
     if not coordinator:
         return
@@ -122,7 +122,7 @@ def _check_coordinator(jobset: JobSet) -> Iterator[Finding]:
         )
 
 
-def _check_secrets(where: str, containers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _check_secrets(where: str, containers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     for container in containers:
         for variable in sequence(container.get("env")):
             name, value = str(at(variable, "name")), at(variable, "value")

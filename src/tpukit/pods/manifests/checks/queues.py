@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import did_you_mean
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from .. import names
 from ..admission import Admitted, PodSet, Quotas, Refused
 from ..findings import found
@@ -14,7 +14,7 @@ from ..reading import JobSet, ReplicatedJob, at, jobsets, sequence
 MOST_POD_SETS = 18
 
 
-def check_queues(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_queues(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say which JobSets would never be admitted by the queues in the documents."""
     quotas = Quotas.of(documents)
     yield from _check_flavors(quotas)
@@ -35,7 +35,7 @@ def check_queues(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 def check_placement(
     documents: Sequence[Mapping[str, Any]], pools: Sequence[NodePool]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Say which JobSets would find no nodes, though their quota may be granted."""
     quotas = Quotas.of(documents)
     for jobset in jobsets(documents):
@@ -80,7 +80,7 @@ def never_placed(
     return None
 
 
-def _check_flavors(quotas: Quotas) -> Iterator[Finding]:
+def _check_flavors(quotas: Quotas) -> Iterator[DoctorFinding]:
     for queue in quotas.queues.values():
         for group in queue.groups:
             for name, resources in group.flavors.items():
@@ -104,7 +104,9 @@ def _check_flavors(quotas: Quotas) -> Iterator[Finding]:
                     )
 
 
-def _check_priority(jobset: JobSet, documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _check_priority(
+    jobset: JobSet, documents: Sequence[Mapping[str, Any]]
+) -> Iterator[DoctorFinding]:
     wanted = jobset.labels.get(names.PRIORITY_CLASS)
     classes = _names(documents, "WorkloadPriorityClass")
     if wanted and classes and wanted not in classes:
@@ -119,7 +121,7 @@ def _check_priority(jobset: JobSet, documents: Sequence[Mapping[str, Any]]) -> I
 
 def _check_admission(
     jobset: JobSet, documents: Sequence[Mapping[str, Any]], quotas: Quotas
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     local = _local_queue(jobset, documents)
     if local is None:
         others = _names(documents, "LocalQueue", jobset.namespace)

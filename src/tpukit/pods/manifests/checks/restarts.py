@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ..findings import found
 from ..reading import JobSet, ReplicatedJob, at, count, jobsets, mapping, sequence
 from ..restarts import RESTARTED_FREE
@@ -14,7 +14,7 @@ IGNORES_BUDGET = ("RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRe
 UNLIMITED = 2147483647
 
 
-def check_restarts(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_restarts(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say what would not be restarted, or would be charged though nobody is to blame."""
     for jobset in jobsets(documents):
         yield from _check_policy(jobset)
@@ -25,7 +25,7 @@ def check_restarts(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield from _check_disruption(jobset)
 
 
-def _check_policy(jobset: JobSet) -> Iterator[Finding]:
+def _check_policy(jobset: JobSet) -> Iterator[DoctorFinding]:
     policy = mapping(jobset.spec.get("failurePolicy"))
     if not count(policy.get("maxRestarts"), 0):
         free = [rule for rule in _rules(jobset) if rule.get("action") in IGNORES_BUDGET]
@@ -61,7 +61,7 @@ def _check_policy(jobset: JobSet) -> Iterator[Finding]:
                 )
 
 
-def _check_rules(jobset: JobSet) -> Iterator[Finding]:
+def _check_rules(jobset: JobSet) -> Iterator[DoctorFinding]:
     seen_all = False
     for index, rule in enumerate(_rules(jobset)):
         where = f"{jobset} spec.failurePolicy.rules[{index}]"
@@ -98,7 +98,7 @@ def _pattern_error(pattern: str) -> str | None:
     return None
 
 
-def _check_job(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     policy = job.pod.get("restartPolicy", "OnFailure")
     has_pod_policy = bool(mapping(job.job.get("podFailurePolicy")))
     if policy != "Never":
@@ -131,7 +131,7 @@ def _check_job(job: ReplicatedJob) -> Iterator[Finding]:
         )
 
 
-def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     containers = {str(one.get("name")) for one in job.containers}
     for index, rule in enumerate(sequence(at(job.job, "podFailurePolicy", "rules"))):
         where = f"{job.path} podFailurePolicy.rules[{index}]"
@@ -167,7 +167,7 @@ def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[Finding]:
             )
 
 
-def _check_disruption(jobset: JobSet) -> Iterator[Finding]:
+def _check_disruption(jobset: JobSet) -> Iterator[DoctorFinding]:
     """Say whether losing a host to someone else would be charged to the job."""
     jobs = jobset.tpu_jobs
     if not jobs:

@@ -7,7 +7,7 @@ from ....errors import SliceError, did_you_mean
 from ....hardware import Slice, list_chips
 from ....hardware.chip import Chip
 from ....hardware.topology import format_shape
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from .. import names
 from ..findings import found
 from ..jobset import SPOT_GRACE_S
@@ -17,7 +17,7 @@ from ..reading import ReplicatedJob, count, jobsets, sequence
 _TAINT = {"key": names.CHIPS, "value": "present", "effect": "NoSchedule"}
 
 
-def check_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say where the Pods of a JobSet are not the hosts of a slice that exists."""
     for jobset in jobsets(documents):
         for job in jobset.tpu_jobs:
@@ -34,7 +34,7 @@ def check_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             )
 
 
-def _check_job(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     chip = yield from _check_accelerator(job)
     yield from _check_pod(job)
     if chip is None:
@@ -73,7 +73,7 @@ def _check_job(job: ReplicatedJob) -> Iterator[Finding]:
         )
 
 
-def _check_accelerator(job: ReplicatedJob) -> Generator[Finding, None, Chip | None]:
+def _check_accelerator(job: ReplicatedJob) -> Generator[DoctorFinding, None, Chip | None]:
     """Return the chip that the selector names."""
     known = {chip.gke_accelerator: chip for chip in list_chips() if chip.gke_accelerator}
     wanted = job.selector.get(names.ACCELERATOR)
@@ -98,7 +98,7 @@ def _check_accelerator(job: ReplicatedJob) -> Generator[Finding, None, Chip | No
     return known[wanted]
 
 
-def _check_topology(job: ReplicatedJob, chip: Chip) -> Generator[Finding, None, Slice | None]:
+def _check_topology(job: ReplicatedJob, chip: Chip) -> Generator[DoctorFinding, None, Slice | None]:
     """Return the slice that the selectors name."""
     wanted = job.selector.get(names.TOPOLOGY)
     if wanted is None:
@@ -127,7 +127,7 @@ def _check_topology(job: ReplicatedJob, chip: Chip) -> Generator[Finding, None, 
     return where
 
 
-def _check_pod(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     if not job.chips:
         yield found(
             "slice.chips",

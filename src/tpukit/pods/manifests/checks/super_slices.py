@@ -6,7 +6,7 @@ from typing import Any
 
 from ....errors import SliceError
 from ....hardware.topology import parse_shape
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from .. import names
 from ..findings import found
 from ..reading import ReplicatedJob, jobsets
@@ -17,7 +17,7 @@ LONGEST_WORKLOAD_NAME = 28
 HOSTS_PER_CUBE = 16
 
 
-def check_super_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def check_super_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
     """Say where the annotations of a super-slice contradict each other or the hardware."""
     for jobset in jobsets(documents):
         for job in jobset.jobs:
@@ -27,7 +27,7 @@ def check_super_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[Findi
                 yield from _check_topology(job)
 
 
-def _check_count(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_count(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     text = job.annotations[names.SLICE_SIZE]
     size = int(text) if text.isascii() and text.isdigit() else 0
     total = job.replicas * job.parallelism
@@ -49,7 +49,7 @@ def _check_count(job: ReplicatedJob) -> Iterator[Finding]:
         )
 
 
-def _check_topology(job: ReplicatedJob) -> Iterator[Finding]:
+def _check_topology(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     text = job.annotations[names.SLICE_TOPOLOGY]
     try:
         shape = parse_shape(text)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from google.cloud import compute_v1
 
 from ....errors import TPUError, did_you_mean
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...pod import Pod
 from .api import ComputeEngine
@@ -21,14 +21,14 @@ def find_obstacles(
     config: PodConfig,
     zone_of: Callable[[PodConfig], str],
     list_pods: Callable[[], list[Pod]],
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """Return what was seen, up to the first thing without which the rest cannot be seen."""
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     try:
         findings.extend(_look(api, config, zone_of, list_pods))
     except TPUError as error:
         said = str(error)
-        findings.append(Finding("gce-refused", "environment", "error", said, fix=said))
+        findings.append(DoctorFinding("gce-refused", "environment", "error", said, fix=said))
     return findings
 
 
@@ -37,19 +37,19 @@ def _look(
     config: PodConfig,
     zone_of: Callable[[PodConfig], str],
     list_pods: Callable[[], list[Pod]],
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     if shutil.which("ssh") is None:
-        yield Finding(
+        yield DoctorFinding(
             *("gce-ssh", "environment", "error", "There is no program ssh here"),
             fix="Install OpenSSH's client: hosts are reached through it.",
         )
     if not config.enable_ip_alias:
         seen = f"enable_ip_alias=False: {IP_ALIAS}"
-        yield Finding("gce-ip-alias", "environment", "error", seen, fix="Leave it out.")
+        yield DoctorFinding("gce-ip-alias", "environment", "error", seen, fix="Leave it out.")
     wanted = machine_type(config.slice)
     image = source_image(config.slice, config.software_version)
     zone = zone_of(config)
-    yield Finding(
+    yield DoctorFinding(
         *("gce-credentials", "environment", "ok"),
         f"Credentials of {api.identity.source}, project {api.project}",
     )
@@ -59,11 +59,11 @@ def _look(
         for one in api.list_all(api.machine_types.list, request)
         if one.name.startswith(("ct", "tpu"))
     )
-    yield Finding("gce-zone", "environment", "ok", f"{zone} answers, and lets us look")
+    yield DoctorFinding("gce-zone", "environment", "ok", f"{zone} answers, and lets us look")
     seen = f"{zone} offers {config.slice.hosts} × {wanted} for {config.slice}"
     yield _offered("gce-machine-type", seen, wanted, types)
     chosen = "" if config.software_version else f" (the default, by {SOURCE})"
-    yield Finding("gce-image", "resources", "info", f"Hosts boot from {image}{chosen}")
+    yield DoctorFinding("gce-image", "resources", "info", f"Hosts boot from {image}{chosen}")
     if config.reservation is not None:
         name = config.reservation.rsplit("/", 1)[-1]
         request = compute_v1.ListReservationsRequest(zone=zone)
@@ -74,16 +74,16 @@ def _look(
     yield _quota(zone, list_pods())
 
 
-def _offered(id_: str, seen: str, wanted: str, known: list[str]) -> Finding:
+def _offered(id_: str, seen: str, wanted: str, known: list[str]) -> DoctorFinding:
     if wanted in known:
-        return Finding(id_, "resources", "ok", seen)
-    return Finding(
+        return DoctorFinding(id_, "resources", "ok", seen)
+    return DoctorFinding(
         *(id_, "resources", "error", f"Not so: {seen}"),
         fix=f"Choose another; there are {', '.join(known) or 'none'}.{did_you_mean(wanted, known)}",
     )
 
 
-def _addresses(api: ComputeEngine, zone: str, hosts: int) -> Iterator[Finding]:
+def _addresses(api: ComputeEngine, zone: str, hosts: int) -> Iterator[DoctorFinding]:
     """Every host has an address of its own, and a region has quota for some."""
     region = api.find(api.regions.get, region=zone.rpartition("-")[0])
     if region is None:
@@ -94,25 +94,25 @@ def _addresses(api: ComputeEngine, zone: str, hosts: int) -> Iterator[Finding]:
         left = quota.limit - quota.usage
         seen = f"{left:g} of {quota.limit:g} external addresses are left in {region.name}"
         if left >= hosts:
-            yield Finding("gce-addresses", "resources", "ok", seen)
+            yield DoctorFinding("gce-addresses", "resources", "ok", seen)
         else:
-            yield Finding(
+            yield DoctorFinding(
                 *("gce-addresses", "resources", "error", f"{seen}; {hosts} are needed"),
                 fix="Ask for more quota (IN_USE_ADDRESSES), or choose a smaller slice.",
             )
 
 
-def _quota(zone: str, pods: list[Pod]) -> Finding:
+def _quota(zone: str, pods: list[Pod]) -> DoctorFinding:
     """Quota for TPUs counts by family, which no call shows; what holds some for nothing is seen."""
     lost = [pod for pod in pods if pod.state.is_lost and pod.zone == zone]
     if not lost:
-        return Finding(
+        return DoctorFinding(
             *("gce-quota", "resources", "info"),
             "Compute Engine does not show quota for TPUs (TPUS_PER_TPU_FAMILY); a request above "
             "it is refused with the limit",
         )
     chips = sum(pod.slice.chips for pod in lost)
-    return Finding(
+    return DoctorFinding(
         *("gce-quota", "resources", "warning"),
         f"{len(lost)} lost pods in {zone} may still hold quota for {chips} chips: "
         + ", ".join(pod.name for pod in lost[:5]),

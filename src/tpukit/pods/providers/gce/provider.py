@@ -16,7 +16,7 @@ from ....errors import (
 )
 from ....hardware import Slice
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ...causes import Cause
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
@@ -179,7 +179,7 @@ class ComputeEngineProvider:
         )
         return ProcessGang(pod.hosts, command, transport, attempt=attempt)
 
-    def preflight(self, config: PodConfig) -> "list[Finding]":
+    def preflight(self, config: PodConfig) -> "list[DoctorFinding]":
         """Say what would stand in the way of a pod, without asking for one."""
         return find_obstacles(self._api, config, self._zone_of, self.list)
 

@@ -9,7 +9,7 @@ from google.cloud import tpu_v2
 from ....errors import ConfigError, PodUnavailable, ProviderError
 from ....hardware import Slice
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Host, Pod
@@ -126,7 +126,7 @@ class CloudTPUProvider:
             config=self._launch.ssh_config,
         )
 
-    def preflight(self, config: PodConfig) -> "list[Finding]":
+    def preflight(self, config: PodConfig) -> "list[DoctorFinding]":
         """Say what would stand in the way of a pod, without asking for one."""
         return find_obstacles(self._api, config, self._zone_of)
 

@@ -17,7 +17,7 @@ from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
 from .following import Follower
 from .logs import LogStream
 from .reading import hosts_of
-from .rounds import Round, attempt_of
+from .rounds import PodRound, attempt_of
 from .signals import Signal, condition, is_evicted, jobset_signal, workload_signal
 
 UNREACHABLE_S = 300.0  # for an outage of the API; the Pods may well go on without it
@@ -45,7 +45,7 @@ class JobSetGang:
         self._changed = threading.Condition(self._lock)
         self._events: list[GangEvent] = []
         self._attempt = attempt
-        self._round: Round | None = None
+        self._round: PodRound | None = None
         self._streams: dict[str, LogStream] = {}  # by the Pod's uid
         self._handover: threading.Thread | None = None  # from the attempt before
         self._jobset: Object | None = None
@@ -119,7 +119,7 @@ class JobSetGang:
             current = self._round
             uid = pod["metadata"]["uid"]
             if current is None:
-                current = self._round = Round(attempt_of(pod))
+                current = self._round = PodRound(attempt_of(pod))
             elif uid not in current.members:
                 if attempt_of(pod) > current.attempt or (current.is_over and is_there):
                     is_same = attempt_of(pod) == current.attempt
@@ -127,7 +127,7 @@ class JobSetGang:
                         # JobSet did not restart it: it was suspended and resumed.
                         current.suspended = Signal(Cause.QUEUE, "the JobSet was suspended")
                     self._restart(current)
-                    current = self._round = Round(attempt_of(pod))
+                    current = self._round = PodRound(attempt_of(pod))
                 elif attempt_of(pod) < current.attempt:
                     return
             current.see(pod, is_there=is_there)
@@ -174,7 +174,7 @@ class JobSetGang:
                     self._events.append(StepCompleted(host, report.step, report.loss))
             self._changed.notify_all()
 
-    def _restart(self, before: Round) -> None:
+    def _restart(self, before: PodRound) -> None:
         """A new round has begun: say how the one before ended."""
         ending = before.ending()
         self._progressed_at, self._seen_step = None, False
@@ -272,7 +272,7 @@ class JobSetGang:
 
     # Asking the cluster.
 
-    def _look_at_node(self, round_: Round, pod: Object) -> None:
+    def _look_at_node(self, round_: PodRound, pod: Object) -> None:
         """Keep what the node of an evicted Pod says at that time, where it may be seen."""
         name = str(at(pod, "spec", "nodeName"))
         if is_evicted(pod) and name not in round_.nodes:

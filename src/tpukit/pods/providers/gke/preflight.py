@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ....errors import ConfigError, ProviderError, did_you_mean
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...manifests import names
 from ...manifests.findings import LintReport, found
@@ -15,7 +15,9 @@ from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
 from .failures import INSTALL_JOBSET
 
 
-def check_cluster(api: ClusterApi, config: PodConfig, launch: LaunchSettings) -> Sequence[Finding]:
+def check_cluster(
+    api: ClusterApi, config: PodConfig, launch: LaunchSettings
+) -> Sequence[DoctorFinding]:
     """Return what would stand in the way of a pod; where nothing does, what was found."""
     try:
         manifest = build_manifest("preflight", config, launch)
@@ -29,7 +31,7 @@ def check_cluster(api: ClusterApi, config: PodConfig, launch: LaunchSettings) ->
 
 def _check(
     api: ClusterApi, config: PodConfig, launch: LaunchSettings, documents: list[Object]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     where = f"cluster {api.server}"
     if api.get(f"{CORE}/namespaces/{launch.namespace}") is None:
         spaces = [one["metadata"]["name"] for one in api.list(f"{CORE}/namespaces")[0]]
@@ -56,7 +58,7 @@ def _check(
 
 def _check_kueue(
     api: ClusterApi, launch: LaunchSettings, where: str, documents: list[Object]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Check the queue, and add Kueue's objects to the documents that are linted."""
     if not api.offers(KUEUE):
         yield found(

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ....errors import ConfigError, PodUnavailable, ProviderError
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
@@ -148,7 +148,7 @@ class GKEProvider:
             *(running[0]["metadata"]["name"], "--container", CONTAINER, "--", "sh"),
         ]
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Say what would stand in the way of a pod, without asking for one."""
         return check_cluster(self._api, config, self._launch)
 

@@ -24,7 +24,7 @@ _ORDER = (
 
 
 @dataclass
-class Member:
+class RoundMember:
     """A Pod of a round.
 
     Attributes:
@@ -51,7 +51,7 @@ class Member:
 
 
 @dataclass
-class Round:
+class PodRound:
     """The Pods that run together.
 
     Attributes:
@@ -61,16 +61,16 @@ class Round:
     """
 
     attempt: int
-    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    members: dict[str, RoundMember] = field(default_factory=dict[str, RoundMember])
     suspended: Signal | None = None
     nodes: dict[str, Object] = field(default_factory=dict[str, Object])
 
-    def see(self, pod: Object, *, is_there: bool) -> Member:
+    def see(self, pod: Object, *, is_there: bool) -> RoundMember:
         """Take note of a Pod."""
         uid = pod["metadata"]["uid"]
         member = self.members.get(uid)
         if member is None:
-            member = self.members[uid] = Member(host_of(pod), pod)
+            member = self.members[uid] = RoundMember(host_of(pod), pod)
         member.pod = pod
         if at(pod, "status", "phase") in _OVER and member.ended_as is None:
             member.ended_as = pod
@@ -109,7 +109,7 @@ class Round:
             return Ending(Cause.NODE_GONE, host=gone[0], evidence="the Pod vanished")
         return Ending(Cause.KILLED, evidence="the Pods ended, and nothing says why")
 
-    def _signal(self, member: Member) -> Signal | None:
+    def _signal(self, member: RoundMember) -> Signal | None:
         ended = member.ended_as or member.pod
         node = self.nodes.get(str(at(ended, "spec", "nodeName")))
         return pod_signal(ended, node)

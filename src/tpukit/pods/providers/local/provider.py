@@ -18,7 +18,7 @@ import psutil
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ....runtime.files import state_folder
 from ...causes import Cause
 from ...config import PodConfig
@@ -136,15 +136,15 @@ class LocalProvider:
         self._remember_agents(pod, transport.agents)
         return gang
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Say whether the pod fits on this machine."""
         zone, need = self._zone(config.zones), config.slice.hosts
         room = self._room.of(zone)
         seen = f"{config.slice} is {need} processes here; {zone} has room for {room}"
         if need <= room:
-            return [Finding("local-room", "resources", "ok", seen)]
+            return [DoctorFinding("local-room", "resources", "ok", seen)]
         fix = f"ask for a smaller slice, or set {HOSTS_VARIABLE}={need}"
-        return [Finding("local-room", "resources", "error", seen, fix)]
+        return [DoctorFinding("local-room", "resources", "error", seen, fix)]
 
     def preempt(self, name: str, *, zone: str, notice_s: float = 0.0) -> None:
         """Take a pod away, as spot capacity is: a notice (SIGTERM) to its hosts, then a kill."""

@@ -10,7 +10,7 @@ import psutil
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
 from ....job.sections import LaunchSettings
-from ....runtime.doctor.finding import Finding
+from ....runtime.doctor.finding import DoctorFinding
 from ....runtime.files import state_folder
 from ...causes import Cause
 from ...config import PodConfig
@@ -111,26 +111,26 @@ class SSHProvider:
                 self._book.put(replace(entry, agents=agents))
         return gang
 
-    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+    def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Say whether there are enough hosts, and which of them cannot be reached."""
         need, there = config.slice.hosts, len(self._addresses)
         seen = f"{config.slice} has {need} hosts; launch.hosts names {there}"
-        enough = Finding("ssh-hosts", "resources", "ok", seen)
+        enough = DoctorFinding("ssh-hosts", "resources", "ok", seen)
         if need > there:
             fix = f"name {need - there} more, or ask for a smaller slice"
-            enough = Finding("ssh-hosts", "resources", "error", seen, fix)
+            enough = DoctorFinding("ssh-hosts", "resources", "error", seen, fix)
         hosts = [Host(address, address) for address in self._addresses]
         with ThreadPoolExecutor(max_workers=16) as pool:
             return [enough, *pool.map(self._reach, hosts)]
 
-    def _reach(self, host: Host) -> Finding:
+    def _reach(self, host: Host) -> DoctorFinding:
         error = self._transport("preflight").try_host(host)
         if error is None:
             seen = f"{host.name} lets us in, and has Python"
-            return Finding("ssh-reach", "environment", "ok", seen)
+            return DoctorFinding("ssh-reach", "environment", "ok", seen)
         seen = f"{host.name} cannot be used: {error}"
         fix = f"make `ssh {host.name} python3 -V` work without a question"
-        return Finding("ssh-reach", "environment", "error", seen, fix)
+        return DoctorFinding("ssh-reach", "environment", "error", seen, fix)
 
     def login(self, pod: Pod, host: Host) -> "list[str]":
         """Return the argument list that logs in to a host."""
