@@ -1,19 +1,16 @@
 """Programs are told apart by what they do to their arguments, whatever they are called."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import pytest
+from recorded_programs import recorded
+from recorded_programs import survey as shim_survey
 
-from tpukit.capturing.running import SHIM
-
-sys.path.insert(0, str(SHIM))
-from tpukit_shim.programs import RecordedProgram
-from tpukit_shim.survey import parameters_of, survey, updates_of
-
-sys.path.remove(str(SHIM))
-
+parameters_of, survey, updates_of = (
+    shim_survey.parameters_of,
+    shim_survey.survey,
+    shim_survey.updates_of,
+)
 WIDTH = 256
 PARAMS = {"w": jnp.zeros((WIDTH, WIDTH)), "scale": jnp.zeros((WIDTH,))}
 BATCH = jnp.zeros((1024, WIDTH))
@@ -56,19 +53,6 @@ def optimizer(params, moments, grads):
 ADAPTERS = {"a": jnp.zeros((WIDTH, 8)), "b": jnp.zeros((8, WIDTH))}
 
 
-def recorded(function, *args):
-    traced = jax.jit(function).trace(*args)
-    jaxpr = traced.jaxpr
-    params = {
-        "jaxpr": jaxpr,
-        "name": "f",
-        "in_shardings": [None] * len(jaxpr.in_avals),
-        "out_shardings": [None] * len(jaxpr.out_avals),
-        "donated_invars": [False] * len(jaxpr.in_avals),
-    }
-    return RecordedProgram(jax.tree.leaves(args), params, survey(jaxpr.jaxpr, {}))
-
-
 @pytest.mark.parametrize(
     ("function", "args", "kind"),
     [
@@ -105,6 +89,68 @@ def test_flops_count_loops_as_often_as_they_run():
     # XLA counts a loop's body once, so the truth is five of its matmuls.
     once = jax.jit(jnp.matmul).lower(x, weights[0]).compile().cost_analysis()["flops"]
     assert found.flops == 5 * once
+
+
+def layers_under(wrap):
+    """The gradients of two scanned layers of two matmuls and of one more, each under `wrap`."""
+
+    def loss(w, x):
+        def layer(x, one):
+            return jax.nn.gelu(jnp.tanh(x @ one[0]) @ one[1]) + x, None
+
+        x, _ = jax.lax.scan(wrap(layer), x, w)
+        return (wrap(lambda x: jnp.tanh(x @ w[0, 0]))(x) ** 2).mean()
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "again"),
+    [
+        (jax.checkpoint, True),
+        (lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable), False),
+        (lambda f: jax.checkpoint(jax.checkpoint(f)), True),
+        (lambda f: jax.checkpoint(jax.jit(f), prevent_cse=False), True),
+    ],
+    ids=["full", "dots are kept", "nested", "jitted inside"],
+)
+def test_model_flops_are_those_of_the_program_without_checkpoint(wrap, again):
+    weights, x = jnp.zeros((2, 2, 64, 64)), jnp.zeros((32, 64))
+    plain = survey(layers_under(lambda f: f).trace(weights, x).jaxpr.jaxpr, {})
+    found = survey(layers_under(wrap).trace(weights, x).jaxpr.jaxpr, {})
+    assert plain.model_flops == plain.flops
+    assert (plain.remats, found.remats > 0) == (0, True)
+    assert found.model_flops == plain.flops
+    assert found.flops == plain.flops + found.recomputed_flops
+    assert (found.recomputed_flops > 0) == again
+
+
+def test_one_branch_runs_and_a_loop_of_unknown_length_is_open():
+    def branch(w, x, n):
+        x = jax.lax.cond(n > 0, lambda: x @ w @ w, lambda: x @ w)
+        return jax.lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] @ w), (0, x))
+
+    found = survey(jax.jit(branch).trace(jnp.zeros((64, 64)), jnp.zeros((32, 64)), 3).jaxpr, {})
+    once = 2 * 32 * 64 * 64
+    assert (found.flops, found.open_flops, found.open_loops) == (3 * once, once, 1)
+
+
+def test_blocks_of_kernels_are_known():
+    from jax.experimental import pallas as pl
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    def doubled(x):
+        block = pl.BlockSpec((None, 128, 256), lambda i, j: (i, j, 0))
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(
+            kernel, shape, grid=(2, 4), in_specs=[block], out_specs=block, name="doubling"
+        )(x)
+
+    found = survey(jax.jit(doubled).trace(jnp.zeros((2, 512, 256))).jaxpr.jaxpr, {})
+    assert found.kernels == {"doubling": 1}
+    assert found.blocks == {"doubling": {"grid": [2, 4], "blocks": [[1, 128, 256]] * 2}}
 
 
 def test_parameters_feed_matmuls_through_casts_and_loops():

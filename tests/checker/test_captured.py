@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from trainers import APART, ONE_STEP
+from trainers import APART, ONE_STEP, TOO_LARGE
 from typer.testing import CliRunner
 
 import tpukit
@@ -68,6 +68,22 @@ def test_it_is_the_compile_of_the_step_itself(tmp_path):
     assert found.memory.purposes["optimizer state"] == held
     lines = [buffer.source for buffer in found.memory.buffers if buffer.source]
     assert any("one.py" in line for line in lines)
+    # Forward, and backward for activations and weights; the forward pass runs a second time.
+    matmul = 2 * 256 * WIDTH * WIDTH
+    facts = found.to_dict()["capture"]
+    assert facts["model_flops"]["value"] == 3 * LAYERS * matmul
+    assert facts["hardware_flops"]["value"] == pytest.approx(4 * LAYERS * matmul, rel=0.01)
+    peak = found.compiled.slice.peak_tflops().value * 1e12
+    mfu = 3 * LAYERS * matmul / found.step_time_s / peak
+    assert facts["mfu"]["value"] == pytest.approx(mfu) == found.prediction.mfu
+    assert facts["mfu"]["origin"] == "model"
+    assert facts["hardware_utilization"]["value"] == pytest.approx(mfu * 4 / 3, rel=0.01)
+    hosts = found.host_memory
+    assert hosts.input.value == 256 * WIDTH * 4
+    assert hosts.process.origin == "measured"
+    # Parameters and moments; the scale is whole on all devices, and saved once.
+    assert "of the state is 128" in hosts.saving.reason
+    assert "at least" in hosts.verdict
 
 
 def test_programs_of_one_step_add_up():
@@ -76,7 +92,36 @@ def test_programs_of_one_step_add_up():
     assert found.calls == 2
     expected = sum(one.prediction.step_time_s * one.calls for one in (found, *found.parts))
     assert found.step_time_s == pytest.approx(expected)
-    assert found.to_dict()["capture"]["programs"][0]["calls"] == 2
+    facts = found.to_dict()["capture"]
+    assert facts["programs"][0]["calls"] == 2
+    # Two micro-batches of three matmuls per layer.
+    assert facts["model_flops"]["value"] == 2 * 3 * LAYERS * 2 * 256 * WIDTH * WIDTH
+    assert {fix.text for fix in found.fixes.fixes} == {
+        "donate: a (<lambda>)",  # the sum of gradients so far
+        "donate: params (apply)",
+    }
+
+
+def test_what_it_could_change_is_proved(tmp_path):
+    (tmp_path / "large.py").write_text(TOO_LARGE)
+    found = tpukit.check_program([sys.executable, "large.py"], "v5e-8", fix=True)
+    assert not found.fits
+    fixes = {next(iter(fix.changes)): fix for fix in found.fixes.fixes}
+    assert fixes["donate"].text == "donate: params, moments"
+    assert fixes["donate"].fits
+    assert found.memory.total_bytes - fixes["donate"].verified_bytes > 2**30
+    assert fixes["on"].text == "on: v5e-16"
+    assert fixes["on"].fits is False  # it replicates everything there, too
+    assert fixes["flags"].fits is not None
+    assert {key for key, fix in fixes.items() if fix.advice} == {"jax.checkpoint", "shard", "batch"}
+    # Each device would keep an eighth of parameters and moments.
+    state = 2 * 4 * 16 * 8192 * 8192
+    saved = found.memory.total_bytes - fixes["shard"].estimate_bytes
+    assert saved == pytest.approx(state * 7 / 8, rel=0.01)
+    assert found.next_command == ""  # only the program itself can donate
+    guessed = tpukit.check_program([sys.executable, "large.py"], "v5e-8")
+    assert [fix.fits for fix in guessed.fixes.fixes] == [None] * 6
+    assert guessed.next_command.startswith("tpukit check --on v5e-8 --fix -- ")
 
 
 def run(*words):

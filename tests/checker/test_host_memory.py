@@ -13,7 +13,9 @@ from tpukit.step.host_memory import EXPORT_FILE_BYTES, HELD_WHILE_READ
 
 def needs(on, **gigabytes):
     figures = {
-        name: Figure(gigabytes.get(name, 0) * 10**9, "B", "model", "a test") for name in USES
+        name: Figure(gigabytes.get(name, 0) * 10**9, "B", "model", "a test")
+        for name in USES
+        if name != "process"
     }
     return HostMemory(slice=Slice.parse(on), **figures)
 
@@ -36,6 +38,19 @@ def test_the_verdict_knows_the_host():
     unknown = needs("v4-16", saving=660)
     assert unknown.fits is None
     assert "memory is not known: not in the public sources" in unknown.verdict
+
+
+def test_what_nobody_knows_is_left_out_and_named():
+    """A captured program's batch is in its process, and its checkpoints are its own."""
+    known = needs("v6e-16", offloaded=100, input=1)
+    unknown = Figure.missing("B", "its own")
+    process = Figure(5 * 10**9, "B", "measured", "a test")
+    found = replace(known, saving=unknown, restoring=unknown, exporting=unknown, process=process)
+    assert found.need.value == 105e9
+    assert found.fits is None
+    assert "at least" in found.verdict
+    assert "saving, restoring, exporting not counted" in found.verdict
+    assert replace(found, offloaded=found.offloaded.scaled(10)).fits is False
 
 
 @pytest.mark.libtpu

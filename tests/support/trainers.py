@@ -77,6 +77,14 @@ for step in range(3):
 """
 )
 
+TOO_LARGE = (
+    ONE_STEP.replace("WIDTH, LAYERS = 2048, 4", "WIDTH, LAYERS = 8192, 16")
+    .replace(", donate_argnums=(0, 1)", "")
+    .replace("jax.checkpoint(layer)", "layer")
+    .replace('P(None, "data")', "P()")
+    .replace("32 * jax.local", "512 * jax.local")
+)
+
 DECIDES = ONE_STEP.replace(
     "for step, batch",
     """
@@ -84,4 +92,128 @@ evaluate = jax.jit(loss)
 if evaluate(params, next(batches())) > 0:
     print("warm")
 for step, batch""",
+)
+
+CARELESS = (
+    HEADER
+    + """
+import jax.experimental
+
+SEQUENCE, HEADS, HEAD = 2048, 2, 128
+params = new_params()
+state = {"params": params, "moments": jax.device_put(jax.tree.map(jnp.zeros_like, params), whole),
+         "count": 0}
+
+
+def attend(x):
+    q = x[:, :SEQUENCE * HEADS * HEAD].reshape(-1, HEADS, SEQUENCE, HEAD)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, q)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), q).mean()
+
+
+def careless_loss(params, batch):
+    x = batch.reshape(-1, WIDTH)
+    for layer in range(LAYERS):
+        x = jnp.tanh(jnp.dot(x, params["w"][layer], precision="highest"))
+    x = jax.lax.with_sharding_constraint(x, rows)
+    jax.debug.print("mean {}", x.mean())
+    return (x * params["scale"]).mean() + attend(batch.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+@jax.jit
+def train_step(state, batch):
+    value, grads = jax.value_and_grad(careless_loss)(state["params"], batch)
+    rate = jax.experimental.io_callback(lambda: np.float32(0.9), jax.ShapeDtypeStruct((), "f4"))
+    moments = jax.tree.map(lambda m, g: rate * m + g, state["moments"], grads)
+    params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], moments)
+    count = jnp.int32(state["count"]) + 1
+    return {"params": params, "moments": moments, "count": count}, value
+
+
+for step in range(3):
+    state, value = train_step(state, np.zeros((8, SEQUENCE * HEADS * HEAD), np.float32))
+"""
+)
+
+GATHERS = (
+    HEADER
+    + """
+import functools
+
+params = new_params()
+moments = jax.tree.map(jnp.zeros_like, params)
+
+
+def unrolled(params, batch):
+    x = batch.astype(jnp.bfloat16)
+    weights = jax.lax.with_sharding_constraint(params["w"].astype(jnp.bfloat16), whole)
+
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+    x, _ = jax.lax.scan(layer, x, weights)
+    merged = jax.checkpoint(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w), prevent_cse=False)
+    return merged(x, weights[0]).astype(jnp.float32).mean() * params["scale"].mean()
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def train_step(params, moments, batch):
+    grads = jax.grad(unrolled)(params, batch)
+    moments = jax.tree.map(lambda m, g: (0.9 * m + g).astype(jnp.bfloat16), moments, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
+
+
+for step, batch in zip(range(3), batches()):
+    params, moments = train_step(params, moments, batch)
+"""
+)
+
+SMALL_BLOCKS = (
+    HEADER
+    + """
+import functools
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+BLOCK, ROWS = 128, 2048
+
+
+def multiply(x_ref, w_ref, o_ref, sum_ref):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+    sum_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = sum_ref[...].astype(o_ref.dtype)
+
+
+@functools.partial(jax.shard_map, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"),
+                   check_vma=False)
+def kernel(x, w):
+    return pl.pallas_call(
+        multiply,
+        jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16),
+        grid=(ROWS // BLOCK, WIDTH // BLOCK, WIDTH // BLOCK),
+        in_specs=[pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, k)),
+                  pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, j)),
+        scratch_shapes=[pltpu.VMEM((BLOCK, BLOCK), jnp.float32)],
+        name="their_matmul",
+    )(x, w)
+
+
+params = new_params()
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def train_step(params, batch):
+    fixed = jax.lax.stop_gradient(params["w"][0].astype(jnp.bfloat16))
+    grads = jax.grad(loss)(params, kernel(batch.astype(jnp.bfloat16), fixed))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+for step in range(3):
+    batch = jax.make_array_from_process_local_data(rows, np.zeros((ROWS * 8, WIDTH), np.float32))
+    params = train_step(params, batch)
+"""
 )

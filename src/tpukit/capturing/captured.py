@@ -27,6 +27,12 @@ class ListedProgram:
         flops: FLOPs of its matmuls over all devices, counted in the jaxpr.
         line: The line of the user's program that called it first.
         kernels: Pallas kernels by name, and how often each is called.
+        model_flops: FLOPs of its matmuls outside of kernels, without those that `jax.checkpoint`
+            computes again; None in captures of earlier versions.
+        recomputed_flops: FLOPs of the matmuls that `jax.checkpoint` computes again.
+        open_flops: The part of `flops` in loops without a constant length, counted once.
+        blocks: Grid and block shapes of each kernel's first call, by name.
+        remats: Backward passes of functions under `jax.checkpoint`.
     """
 
     name: str
@@ -40,6 +46,11 @@ class ListedProgram:
     line: str
     kernels: Mapping[str, int]
     callbacks: int
+    model_flops: float | None = None
+    recomputed_flops: float = 0.0
+    open_flops: float = 0.0
+    blocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    remats: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class CapturedProgram:
         state: Arguments that the program gives back in the same shape.
         open_loops: Loops without a constant length.
         source_lines: Whether the user's lines are known to the compiler.
+        evidence: Places of defects that the jaxpr shows; see `find_evidence` of the shim.
     """
 
     program: Program = field(repr=False)
@@ -65,6 +77,7 @@ class CapturedProgram:
     state: tuple[int, ...] = field(repr=False)
     open_loops: int = 0
     source_lines: bool = True
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @property
     def name(self) -> str:
@@ -203,4 +216,5 @@ def _program(row: Mapping[str, Any], folder: Path) -> CapturedProgram:
         state=tuple(row["state"]),
         open_loops=row["open_loops"],
         source_lines=row["source_lines"],
+        evidence=row.get("evidence", {}),
     )

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Any
 from ..hardware import Figure, Slice, public_prices
 from ..hardware.figure import bytes_text, seconds_text
 from ..shown import Shown
+from .captured_flops import (
+    COUNTED,
+    hardware_flops_per_step,
+    model_flops_per_step,
+    share_of_peak,
+    utilization_lines,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,12 +28,18 @@ def capture_facts(result: "CheckResult") -> dict[str, Any]:
     """Return what a report keeps of a capture."""
     captured = result.captured
     assert captured is not None
+    model, hardware = model_flops_per_step(result), hardware_flops_per_step(result)
     return {
         "command": list(captured.command),
         "versions": dict(captured.versions),
         "processes": captured.processes,
         "libtpu_init_args": captured.libtpu_init_args,
         "step_time_s": {"value": result.step_time_s, "origin": "model"},
+        "mfu": share_of_peak(model, result).to_dict(),
+        "mfu_counted": COUNTED,
+        "hardware_utilization": share_of_peak(hardware, result).to_dict(),
+        "model_flops": model.to_dict(),
+        "hardware_flops": hardware.to_dict(),
         "programs": [_part(one) for one in (result, *result.parts)],
         "listed": [vars(one) for one in captured.listed],
         "findings": [finding.to_dict() for finding in all_findings(result)],
@@ -87,12 +100,11 @@ def captured_lines(result: "CheckResult") -> "list[RenderableType]":
         for one in (result, *result.parts):
             row = _part(one)
             took = "–" if row["step_time_s"] is None else seconds_text(row["step_time_s"])
-            size = bytes_text(row["total_bytes"])
-            lines.append(
-                Text(f"  {row['calls']} × {row['name']}: {took} [model], {size} [compiler]")
-            )
+            size = bytes_text(row["total_bytes"]) + (" [compiler]" if row["fits"] else ", TOO MUCH")
+            lines.append(Text(f"  {row['calls']} × {row['name']}: {took} [model], {size}"))
         if total is not None:
             lines.append(Text(f"  together {seconds_text(total)} per step [model]", style="bold"))
+    lines += [Text(line) for line in utilization_lines(result)]
     findings = all_findings(result)
     if findings:
         lines.append(Text("what the program does", style="bold"))
@@ -200,6 +212,7 @@ class SliceComparison(Shown):
                 "verdict",
                 "HBM per device",
                 "step",
+                "MFU",
                 "per s and chip",
                 "USD per billion",
             ),
@@ -212,12 +225,14 @@ class SliceComparison(Shown):
                 continue
             step, price = found.step_time_s, usd_per_billion(found)
             rate = None if found.prediction is None else found.prediction.tokens_per_s_per_chip
+            mfu = share_of_peak(model_flops_per_step(found), found).value
             table.add_row(
                 str(target),
                 str(target.chips),
                 "fits" if found.fits else "does not fit",
                 f"{bytes_text(found.memory.total_bytes)} [compiler]",
                 "–" if step is None else f"{seconds_text(step)} [model]",
+                "–" if mfu is None else f"{mfu:.1%} [model]",
                 "–" if rate is None else f"{rate:,.0f} [model]",
                 "–" if price.value is None else f"{price.value:,.2f} [{price.origin}]",
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..capturing.captured import Captured, CapturedProgram, ListedProgram
 from ..capturing.in_process import captured_block
@@ -13,9 +13,15 @@ from ..compiler.memory import MemoryReport
 from ..errors import CaptureError
 from ..hardware import Slice
 from ..runtime.progress import Progress, silent
-from .check import check_request
+from .captured_flops import COUNTED, count_model_flops
+from .check import NOTHING_TO_FIX, check_request
+from .fixes import Fix, FixList
+from .fixes.of_capture import CaptureAgain, CaptureFixer
 from .program_findings import find_in_program
 from .result import CheckResult
+
+if TYPE_CHECKING:
+    from ..compiler.timeline import StepPrediction
 
 
 def check_program(
@@ -44,16 +50,19 @@ def check_program(
     Raises:
         CaptureError: Nothing was captured; the message names the reason and the user's line.
     """
-    captured = run_captured(
-        command,
-        on,
-        program=program,
-        network=network,
-        keep=keep,
-        timeout_s=timeout_s,
-        progress=progress,
-    )
-    return check_captured(captured, timeout_s=timeout_s, progress=progress, **how)
+
+    def run(target: Slice | str, kept: Path | None = None) -> Captured:
+        return run_captured(
+            command,
+            target,
+            program=program,
+            network=network,
+            keep=kept,
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+
+    return check_captured(run(on, keep), timeout_s=timeout_s, progress=progress, again=run, **how)
 
 
 def check_captured(
@@ -67,6 +76,8 @@ def check_captured(
     dump_to: Path | None = None,
     progress: Progress = silent,
     verdict: Callable[[MemoryReport], None] | None = None,
+    fix: bool = False,
+    again: CaptureAgain | None = None,
 ) -> CheckResult:
     """Compile what a capture recorded, and predict its step.
 
@@ -83,6 +94,8 @@ def check_captured(
         dump_to: A folder that gets a copy of every file the compiler wrote.
         progress: Called with each stage as it is reached.
         verdict: Called with the memory report of the heaviest program as soon as it is known.
+        fix: Whether to prove what would take less memory, each change by a compile.
+        again: Captures the same program for another slice, so that a larger one can be proved.
     """
     ordered = sorted(captured.programs, key=lambda one: -one.about.flops)
     results: list[CheckResult] = []
@@ -99,8 +112,59 @@ def check_captured(
             verdict=verdict if number == 0 else None,
         )
         findings = find_in_program(captured, one, found.compiled, found.prediction)
-        results.append(replace(found, captured=captured, calls=one.calls, findings=findings))
-    return replace(results[0], parts=tuple(results[1:]))
+        results.append(
+            replace(
+                found,
+                captured=captured,
+                program=one,
+                calls=one.calls,
+                findings=findings,
+                prediction=_with_flops(found, one),
+                fixes=_fixes(
+                    CaptureFixer(captured, one, found.memory, options or {}, again),
+                    prove=fix,
+                    timeout_s=timeout_s,
+                    use_cache=use_cache,
+                    progress=progress,
+                ),
+            )
+        )
+    if fix and not any(one.fixes for one in results):
+        progress(NOTHING_TO_FIX)
+    fixes = _named_fixes(results) if len(results) > 1 else results[0].fixes
+    return replace(results[0], parts=tuple(results[1:]), fixes=fixes)
+
+
+def _fixes(fixer: CaptureFixer, *, prove: bool, **how: Any) -> FixList | None:
+    """Return what a program could change; None where nothing is worth it."""
+    proposed = fixer.propose()
+    if not proposed.fixes:
+        return None
+    return fixer.prove(proposed, **how) if prove else proposed
+
+
+def _named_fixes(results: Sequence[CheckResult]) -> FixList | None:
+    """Return the fixes of all programs of a step, each with its program's name."""
+    named = [
+        fix if "on" in fix.changes or "flags" in fix.changes else _of_program(fix, one)
+        for one in results
+        if one.fixes is not None
+        for fix in one.fixes.fixes
+    ]
+    return FixList(tuple(named)) if named else None
+
+
+def _of_program(fix: Fix, result: CheckResult) -> Fix:
+    name = result.compiled.name
+    return replace(fix, changes={key: f"{one} ({name})" for key, one in fix.changes.items()})
+
+
+def _with_flops(found: CheckResult, program: CapturedProgram) -> "StepPrediction | None":
+    """Return the prediction with the FLOPs that were counted, for its MFU."""
+    if found.prediction is None:
+        return None
+    counted = count_model_flops(program, found.compiled).value
+    return replace(found.prediction, model_flops=counted, flops_counted=COUNTED)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compiler.compiled import CompiledStep
 from ..hardware import Figure, Slice
+from ..hardware.figure import bytes_text
 from ..hardware.rates import MemoryRates
 from ..shown import Shown
 from ..step.host_memory import EXPORT_FILE_BYTES, HostShare, StoredArray
@@ -12,6 +13,7 @@ from ..step.host_memory import EXPORT_FILE_BYTES, HostShare, StoredArray
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..capturing.captured import Captured, CapturedProgram
     from ..job.job import Job
 
 STATE, PARAMETERS, BATCH = "[0]", "[0].params", "[1]"  # of a training step's arguments
@@ -23,6 +25,7 @@ USES = {
     "saving": "the state on its way to a checkpoint, while training goes on",
     "restoring": "pieces of a checkpoint on their way to the devices",
     "exporting": "one parameter and one file of `tpukit export`, on any one machine",
+    "process": "the captured program up to its first step: imports, data, small arrays",
 }
 
 
@@ -37,6 +40,7 @@ class HostMemory(Shown):
         saving: A copy of what the host writes of a checkpoint.
         restoring: What is read at once at the start.
         exporting: What an export takes, which is a process of its own.
+        process: A captured program's own memory; None for a job.
     """
 
     slice: Slice
@@ -45,11 +49,23 @@ class HostMemory(Shown):
     saving: Figure
     restoring: Figure
     exporting: Figure
+    process: Figure | None = None
 
     @property
     def training(self) -> Figure:
-        """While a checkpoint is written and the step goes on."""
-        return self.offloaded + self.input + self.saving
+        """While a checkpoint is written and the step goes on; uses without a figure left out.
+
+        A captured program has its batch in its own process, so the batch is not added again.
+        """
+        own = self.process is not None and self.process.value is not None
+        parts = (self.offloaded, self.process if own else self.input, self.saving)
+        known = [one for one in parts if one is not None and one.value is not None]
+        return sum(known[1:], start=known[0]) if known else self.offloaded
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The uses that have no figure."""
+        return tuple(name for name, figure in self.uses().items() if figure.value is None)
 
     @property
     def need(self) -> Figure:
@@ -65,18 +81,22 @@ class HostMemory(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is room; None where the host's memory is not known."""
+        """Whether there is room; None where the host's memory or one of the uses is not known."""
         need, room = self.need.value, self.room.value
-        return None if need is None or room is None else need <= room
+        if need is None or room is None or (need <= room and self.unknown):
+            return None
+        return need <= room
 
     @property
     def verdict(self) -> str:
         """One sentence: what a host needs, of how much."""
         need = f"{self.need.text} needed on each host of {self.slice}"
+        if self.unknown:
+            need = f"at least {need} ({', '.join(self.unknown)} not counted)"
         if self.room.value is None:
             return f"{need}, whose memory is not known: {self.room.reason}"
         room = f"{self.room.text} of {self.slice.host_ram_bytes.text}"
-        if self.fits:
+        if self.fits is not False:
             return f"{need}, which has room for {room}"
         return (
             f"{need}, which has room for {room}: it would be killed. Use more hosts, offload "
@@ -85,7 +105,8 @@ class HostMemory(Shown):
 
     def uses(self) -> dict[str, Figure]:
         """Each use by name."""
-        return {name: getattr(self, name) for name in USES}
+        figures = {name: getattr(self, name) for name in USES}
+        return {name: figure for name, figure in figures.items() if figure is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Every use, the need and the room, with their provenance."""
@@ -103,10 +124,49 @@ class HostMemory(Shown):
 
         table = Table(title="memory of one host", title_justify="left", box=None, show_header=False)
         for name, figure in self.uses().items():
-            table.add_row(name, Text(figure.text, justify="right"), str(figure.origin), USES[name])
+            origin, what = str(figure.origin or "–"), figure.reason or USES[name]
+            table.add_row(name, Text(figure.text, justify="right"), origin, Text(what))
         style = "bold red" if self.fits is False else ""
         table.add_row("", Text(self.need.text, justify="right"), "", Text(self.verdict, style))
         return table
+
+
+def captured_host_memory(
+    captured: "Captured", program: "CapturedProgram", compiled: CompiledStep
+) -> HostMemory:
+    """Count what is known of a captured program's hosts; its checkpoints are its own."""
+    facts, on = program.program.facts, captured.slice
+    arguments = list(
+        zip(facts.argument_purposes, facts.argument_bytes, facts.argument_copies, strict=True)
+    )
+    share = on.devices_per_host / max(program.devices, 1)
+    batch = sum(
+        min(float(size), size * copies * share)
+        for purpose, size, copies in arguments
+        if purpose == "batch inputs"
+    )
+    state = tuple(
+        StoredArray(size, copies, purpose == "parameters")
+        for purpose, size, copies in arguments
+        if purpose in ("parameters", "optimizer state")
+    )
+    copied = bytes_text(HostShare(state, max(program.devices, 1), on.hosts).saved_bytes)
+    own = "the program's own code does it, which the capture does not run"
+    return HostMemory(
+        slice=on,
+        offloaded=Figure(
+            compiled.memory.host_bytes * on.devices_per_host, "B", "compiler", "its own report"
+        ),
+        input=Figure(round(batch), "B", "model", "one batch, by the sizes of the step's arguments")
+        if batch
+        else Figure.missing("B", "the data flow does not tell the batch from other arguments"),
+        saving=Figure.missing("B", f"{own}; a copy of a host's share of the state is {copied}"),
+        restoring=Figure.missing("B", own),
+        exporting=Figure.missing("B", own),
+        process=Figure(captured.peak_bytes, "B", "measured", "the largest process of the capture")
+        if captured.peak_bytes
+        else Figure.missing("B", "it was captured within this process, beside everything else"),
+    )
 
 
 def host_memory(job: "Job", compiled: CompiledStep) -> HostMemory | None:

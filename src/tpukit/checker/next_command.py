@@ -10,6 +10,7 @@ from ..job.torch_source import is_torch_source
 from ..job.yaml_text import write_yaml
 
 if TYPE_CHECKING:
+    from ..capturing.captured import Captured
     from ..job.job import Job
     from .result import CheckResult
 
@@ -36,6 +37,8 @@ def next_command(result: "CheckResult") -> str:
     A verified fix is applied; fixes that are only estimates are verified; what fits and has no
     predicted step gets one; what fits and has one is tuned.
     """
+    if result.captured is not None:
+        return _after_capture(result, result.captured)
     target, asked = result.target, dict(result.asked)
     if not target and result.job is not None:
         target, asked = job_settings(result.job)
@@ -59,6 +62,23 @@ def next_command(result: "CheckResult") -> str:
     if result.prediction is None:
         return command("check", target, asked)
     return command("flags tune", target, asked)
+
+
+def _after_capture(result: "CheckResult", captured: "Captured") -> str:
+    """Return what to run after a captured program did not fit; "" where its code must change."""
+    if result.fits or result.fixes is None or not captured.peak_bytes:
+        return ""
+
+    def check(on: str, *more: str) -> str:
+        return shlex.join(["tpukit", "check", "--on", on, *more, "--", *captured.command])
+
+    fixes, here = result.fixes.fixes, str(captured.slice)
+    for fix in fixes:
+        if fix.fits and "flags" in fix.changes:
+            return check(here, "--flags", fix.changes["flags"])
+        if fix.fits and "on" in fix.changes:
+            return check(fix.changes["on"])
+    return "" if any(fix.fits is not None for fix in fixes) else check(here, "--fix")
 
 
 def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:

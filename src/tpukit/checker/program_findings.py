@@ -5,48 +5,27 @@ Nothing is guessed from names of models: a finding names the operation, its size
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..capturing.captured import Captured, CapturedProgram
 from ..compiler.hlo import HloModule
-from ..hardware.figure import bytes_text
+from ..hardware.figure import flops_text
+from .memory_findings import find_in_memory
+from .program_finding import ProgramFinding, place_in_program
+from .step_times import StepTimes
+from .trace_findings import find_in_trace
 
 if TYPE_CHECKING:
     from ..compiler.compiled import CompiledStep
     from ..compiler.timeline import StepPrediction
 
 _LEAST_SHARE = 0.01
-_SQUARE_LEAST = 1024
-
-
-@dataclass(frozen=True)
-class ProgramFinding:
-    """One thing that a program does.
-
-    Attributes:
-        kind: "kernel", "float32 matmul", "attention scores", "host callback", "value read", …
-        evidence: What was seen, with its place in the user's program.
-        seconds: Predicted time per step; None where no time belongs to it.
-        advice: The way out; empty where nothing is wrong.
-    """
-
-    kind: str
-    evidence: str
-    seconds: float | None = None
-    advice: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        seconds = {"value": self.seconds, "origin": "model"}
-        return {**vars(self), "seconds": None if self.seconds is None else seconds}
-
-    @property
-    def text(self) -> str:
-        """One line for a person."""
-        cost = "" if self.seconds is None else f" ({self.seconds * 1e3:.3g} ms per step, model)"
-        return f"{self.kind}: {self.evidence}{cost}" + (f"; {self.advice}" if self.advice else "")
+_SMALL_BLOCK = 128 * 256
+_MANY_BLOCKS = 256
+_PASSES = {"highest": "six passes", "high": "three passes"}
+_MERGED_SHARE = 0.1
 
 
 def find_in_program(
@@ -56,105 +35,142 @@ def find_in_program(
     prediction: "StepPrediction | None",
 ) -> tuple[ProgramFinding, ...]:
     """Return what a captured program does, the most expensive first."""
+    times = None if prediction is None else StepTimes(compiled, prediction)
     found = [
-        *_kernels(program, prediction),
-        *_float32(compiled, prediction),
-        *_scores(program, compiled),
+        *_kernels(program, times),
+        *_float32(times),
+        *_recomputation(program, times),
+        *find_in_memory(program, compiled, times),
+        *find_in_trace(captured, program, compiled, times),
         *_capture(captured, program),
     ]
     return tuple(sorted(found, key=lambda one: -(one.seconds or 0.0)))
 
 
-def _kernels(
-    program: CapturedProgram, prediction: "StepPrediction | None"
-) -> Iterable[ProgramFinding]:
-    """Yield each Pallas kernel with its share of the step."""
-    if prediction is None:
-        for name, count in program.about.kernels.items():
-            yield ProgramFinding("kernel", f"{name}, {count} calls")
+def _kernels(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
+    """Yield each Pallas kernel with blocks and share, and those with small blocks."""
+    about = program.about
+    if times is None:
+        for name, count in about.kernels.items():
+            yield ProgramFinding("kernel", f"{name}, {count} calls{_blocks(about.blocks, name)}")
         return
     seconds: defaultdict[str, float] = defaultdict(float)
-    for span in prediction.spans:
-        if span.track == "core" and span.cause == "kernel":
+    flops: defaultdict[str, float] = defaultdict(float)
+    for span in times.core_spans:
+        if span.cause == "kernel":
             # XLA names a call after its kernel, and numbers the calls.
-            seconds[span.name.rstrip("0123456789").rstrip(".")] += span.duration_s * span.times
+            name = span.name.rstrip("0123456789").rstrip(".")
+            seconds[name] += span.duration_s * span.times
+            flops[name] += span.flops * span.times
     for name, spent in seconds.items():
-        share = spent / prediction.step_time_s
-        yield ProgramFinding("kernel", f"{name}, {share:.0%} of the step", spent)
+        share = spent / times.prediction.step_time_s
+        blocks = _blocks(about.blocks, name)
+        yield ProgramFinding("kernel", f"{name}, {share:.0%} of the step{blocks}", spent)
+        cut = about.blocks.get(name)
+        if cut is not None and flops[name] and share > _LEAST_SHARE and _has_small_blocks(cut):
+            yield ProgramFinding(
+                "small blocks",
+                f"{name} multiplies in {prod(cut['grid']):,} blocks, none larger than "
+                f"{max(map(_block_text, cut['blocks']), key=len)}",
+                spent,
+                "such blocks are the default where a table of tuned ones has no entry; state "
+                "blocks of 512 to 1024 rows, or compare some with `tpukit kernel tune`",
+            )
 
 
-def _float32(
-    compiled: "CompiledStep", prediction: "StepPrediction | None"
-) -> Iterable[ProgramFinding]:
-    """Yield matmuls in float32, which a matrix unit runs in several passes."""
-    if prediction is None:
+def _blocks(known: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Return a kernel's grid and blocks for a sentence; "" where the trace did not show them."""
+    cut = known.get(name)
+    if cut is None:
+        return ""
+    shapes = dict.fromkeys(_block_text(block) for block in cut["blocks"])
+    grid = "x".join(map(str, cut["grid"]))
+    return f", grid {grid or '1'}, blocks {', '.join(list(shapes)[:4])}" if shapes else ""
+
+
+def _block_text(block: Sequence[int]) -> str:
+    return "x".join(str(size) for size in block if size > 1) or "1"
+
+
+def _has_small_blocks(cut: Mapping[str, Any]) -> bool:
+    sizes = [prod(block) for block in cut["blocks"]]
+    return bool(sizes) and max(sizes) <= _SMALL_BLOCK and prod(cut["grid"]) >= _MANY_BLOCKS
+
+
+def _float32(times: StepTimes | None) -> Iterable[ProgramFinding]:
+    """Yield matmuls with float32 operands."""
+    if times is None:
         return
-    wide = _float32_products(compiled.module)
-    spent, heaviest, most = 0.0, 0.0, ""
-    for span in prediction.spans:
-        if span.track == "core" and span.name in wide:
-            cost = span.duration_s * span.times
-            spent += cost
-            if cost > heaviest:
-                heaviest, most = cost, _place(span.op_name) or span.name
-    if spent > _LEAST_SHARE * prediction.step_time_s:
-        yield ProgramFinding(
-            "float32 matmul",
-            f"the largest is {most}",
-            spent,
-            "cast both operands to bfloat16, or set preferred_element_type for the result alone",
-        )
+    wide = _float32_matmuls(times.compiled.module)
+    heaviest, most, precise = 0.0, "", ""
+    for span in times.core_spans:
+        cost = span.duration_s * span.times
+        if span.name in wide and cost > heaviest:
+            heaviest, most = cost, place_in_program(span.op_name) or span.name
+            precise = wide[span.name]
+    spent = times.seconds(lambda span: span.name in wide)
+    if spent <= _LEAST_SHARE * times.prediction.step_time_s:
+        return
+    if precise in _PASSES:
+        why = f"precision {precise!r} takes {_PASSES[precise]} of the matrix unit, counted as one"
+    else:
+        why = "the matrix unit rounds them to bfloat16, and twice the bytes are read"
+    yield ProgramFinding(
+        "float32 matmul",
+        f"the largest is {most}; {why}",
+        spent,
+        "cast both operands to bfloat16, or set preferred_element_type for the result alone",
+    )
 
 
-def _float32_products(module: HloModule) -> set[str]:
-    """Return the instructions that multiply float32 by float32, alone or within a fusion."""
-    products: set[str] = set()
+def _float32_matmuls(module: HloModule) -> dict[str, str]:
+    """Return the precision of each instruction that multiplies float32 by float32, by its name.
+
+    A fusion with such a matmul counts as one.
+    """
+    found: dict[str, str] = {}
     for computation in module.computations.values():
         for one in computation:
             operands = [computation.by_name.get(name) for name in one.operands[:2]]
             if one.opcode in ("dot", "convolution") and all(
-                found is not None and found.shapes[0].dtype == "f32" for found in operands
+                operand is not None and operand.shapes[0].dtype == "f32" for operand in operands
             ):
-                products.add(one.name)
-    wide = set(products)
-    for computation in module.computations.values():
-        for one in computation:
-            if one.opcode == "fusion" and any(
-                inner.name in products for inner in module.nested(one)
-            ):
-                wide.add(one.name)
-    return wide
+                found[one.name] = (one.attribute("operand_precision") or "").partition(",")[0]
+    fusions = (
+        one
+        for computation in module.computations.values()
+        for one in computation
+        if one.opcode == "fusion"
+    )
+    for one in fusions:
+        inside = [found[inner.name] for inner in module.nested(one) if inner.name in found]
+        if inside:
+            found[one.name] = inside[0]
+    return found
 
 
-def _scores(program: CapturedProgram, compiled: "CompiledStep") -> Iterable[ProgramFinding]:
-    """Yield attention scores that are written to HBM: a fused kernel keeps them in VMEM."""
-    largest: tuple[int, str, str] | None = None
-    for computation in compiled.module.computations.values():
-        for one in computation:
-            if (
-                one.opcode not in ("fusion", "dot", "convolution")
-                or "dot_general" not in one.op_name
-            ):
-                continue
-            for shape in one.shapes:
-                dims = [size for size in shape.dims if size >= _SQUARE_LEAST]
-                if len(shape.dims) >= 3 and len(dims) >= 2 and len(set(dims)) == 1:
-                    size = shape.bytes
-                    if largest is None or size > largest[0]:
-                        largest = (size, str(shape), one.op_name)
-    if largest is not None and not program.about.kernels:
-        size, shape, op_name = largest
+def _recomputation(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
+    """Yield what `jax.checkpoint` costs, and where the compiler took it back."""
+    asked = program.about.recomputed_flops
+    if times is None or not program.about.remats:
+        return
+    done = times.recomputed_flops * program.devices
+    if asked and done < _MERGED_SHARE * asked:
         yield ProgramFinding(
-            "attention scores",
-            f"{shape} is computed by {_place(op_name)} without a kernel ({bytes_text(size)})",
+            "remat not in effect",
+            f"jax.checkpoint asks for {flops_text(asked)} to be computed again, and the compiled "
+            f"program computes {flops_text(done)} again",
             None,
-            "an attention kernel for TPUs (splash attention, or tpukit.kernels) keeps them in VMEM",
+            "the compiler merged it with the forward pass: leave out prevent_cse=False outside of "
+            "a scan",
         )
-
-
-def _place(op_name: str) -> str:
-    """Return where in the user's program an operation comes from, without the export around it."""
-    return op_name.removeprefix("jit(call)/call_exported/")
+    elif times.recomputed_s > _LEAST_SHARE * times.prediction.step_time_s:
+        yield ProgramFinding(
+            "recomputation",
+            f"jax.checkpoint computes {flops_text(done)} again",
+            times.recomputed_s,
+            "a policy that keeps more of the forward pass saves time where HBM has room",
+        )
 
 
 def _capture(captured: Captured, program: CapturedProgram) -> Iterable[ProgramFinding]:
@@ -164,13 +180,6 @@ def _capture(captured: Captured, program: CapturedProgram) -> Iterable[ProgramFi
             f"the program runs on {program.devices} of {captured.slice.devices} devices",
             None,
             "build the mesh from all of jax.devices() and shard its arguments",
-        )
-    if program.about.callbacks:
-        yield ProgramFinding(
-            "host callback",
-            f"{program.about.callbacks} calls into Python per step",
-            None,
-            "each one waits for the host; return the value and log it outside of jit",
         )
     if program.open_loops:
         yield ProgramFinding(

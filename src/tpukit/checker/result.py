@@ -10,15 +10,15 @@ from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
 from ..shown import Shown
 from .fixes import FixList
-from .host_memory import HostMemory, host_memory
+from .host_memory import HostMemory, captured_host_memory, host_memory
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..capturing.captured import Captured
+    from ..capturing.captured import Captured, CapturedProgram
     from ..compiler.timeline import StepPrediction
     from ..job.job import Job
-    from .program_findings import ProgramFinding
+    from .program_finding import ProgramFinding
     from .report import Report
 
 FITS, DOES_NOT_FIT, COULD_NOT_TELL, WORSE = 0, 3, 4, 5
@@ -38,6 +38,7 @@ class CheckResult(Shown):
         asked: What was set beside it, by key of a job; for a function also `arg` and `donate`.
         options: Compiler options that were set; by default those of the job.
         captured: The capture that the program comes from; None for a job.
+        program: The captured program that was compiled; None for a job.
         calls: How often one step runs the program; 1 for a job.
         parts: The other programs of the same step, where a captured step has several.
         findings: What a captured program does that its author may not know.
@@ -53,6 +54,7 @@ class CheckResult(Shown):
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Mapping[str, Any] | None = None
     captured: "Captured | None" = None
+    program: "CapturedProgram | None" = None
     calls: int = 1
     parts: "tuple[CheckResult, ...]" = ()
     findings: "tuple[ProgramFinding, ...]" = ()
@@ -79,6 +81,8 @@ class CheckResult(Shown):
     @cached_property
     def host_memory(self) -> HostMemory | None:
         """What its hosts need of their memory; None for a bare function."""
+        if self.captured is not None and self.program is not None:
+            return captured_host_memory(self.captured, self.program, self.compiled)
         return None if self.job is None else host_memory(self.job, self.compiled)
 
     @property

@@ -23,7 +23,7 @@ OF_DECODE = ("prompt_length", "weights", "kv")
 OF_PROGRAM = ("program", "list_programs", "per_step", "network", "keep")
 BESIDE_PROGRAM = (
     *("on", "flags", "memory_only", "html", "perfetto", "no_cache", "dump", "timeout", "json"),
-    "baseline",
+    *("baseline", "fix"),
     *OF_PROGRAM,
 )
 OF_ONE_CHECK = ("decode", "baseline", "fix", "perfetto", "handover", "dump")
@@ -163,6 +163,7 @@ def check(
             options=options.compiler_options(flags) if flags else {},
             per_step=per_step,
             memory_only=memory_only,
+            fix=fix,
             timeout_s=timeout,
             use_cache=not no_cache,
             dump_to=dump,

@@ -1,7 +1,7 @@
 """`tpukit check … -- COMMAND`: any program, unmodified, judged as if it ran on the slice."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..capturing.captured import Captured
     from ..checker.result import CheckResult
     from ..compiler.memory import MemoryReport
+    from ..hardware import Slice
 
 COMMAND = "tpukit.command"
 
@@ -77,6 +78,13 @@ class AskedProgram:
             )
         return captured
 
+    def capture_again(self, say: Announcer) -> "Callable[[Slice], Captured] | None":
+        """Return what captures the command for another slice; None for a kept capture."""
+        if self.folder is not None:
+            return None
+        other = replace(self, keep=None)
+        return lambda target: other.capture(str(target), say)
+
 
 def check_programs(
     asked: AskedProgram, on: str | None, say: Announcer, **how: Any
@@ -97,7 +105,9 @@ def check_programs(
             if asked.list_programs:
                 found[name] = captured
                 continue
-            found[str(captured.slice)] = check_captured(captured, progress=say, **how)
+            found[str(captured.slice)] = check_captured(
+                captured, progress=say, again=asked.capture_again(say), **how
+            )
         except TPUError as error:
             if len(names) == 1:
                 raise

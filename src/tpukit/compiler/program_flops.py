@@ -13,6 +13,8 @@ SOURCE = "matrix products of the scheduled program, and those in its Pallas kern
 _WHOLE = re.compile(r"-?\d+")
 _TABLES = ("s8", "s16", "s32", "u8", "u16", "u32")
 LARGEST_TABLE = 1 << 20
+# What jax writes into the names of operations that `jax.checkpoint` runs a second time.
+RECOMPUTED = "rematted_computation"
 
 
 @dataclass(frozen=True)
@@ -85,20 +87,34 @@ def program_flops(module: HloModule, counter: KernelCounter | None = None) -> Fi
     The figure is missing, with the reason, where a part cannot be counted: a smaller number would
     be wrong.
     """
-    counting = _Counting(module, counter or KernelCounter(module))
-    flops = counting.computation(module.entry)
+    return _count(_Counting(module, counter or KernelCounter(module)), SOURCE)
+
+
+def kernels_of_model_flops(module: HloModule, counter: KernelCounter | None = None) -> Figure:
+    """FLOPs of the Pallas kernels alone in one run on one device.
+
+    Kernels that `jax.checkpoint` runs a second time are left out.
+    """
+    counting = _Counting(module, counter or KernelCounter(module), kernels_once=True)
+    return _count(counting, "matmuls in the Pallas kernels of the scheduled program as they run")
+
+
+def _count(counting: "_Counting", source: str) -> Figure:
+    flops = counting.computation(counting.module.entry)
     if counting.unknown:
         return Figure.missing("FLOP", "; ".join(dict.fromkeys(counting.unknown)))
     stated = list(dict.fromkeys(counting.stated))
     note = f"as they state them: {', '.join(stated)}" if stated else ""
-    return Figure(flops, "FLOP", "compiler", SOURCE, note=note)
+    return Figure(flops, "FLOP", "compiler", source, note=note)
 
 
 class _Counting:
     """Adds up what computations do, each counted once however often it is called."""
 
-    def __init__(self, module: HloModule, counter: KernelCounter) -> None:
-        self.module, self.counter = module, counter
+    def __init__(
+        self, module: HloModule, counter: KernelCounter, *, kernels_once: bool = False
+    ) -> None:
+        self.module, self.counter, self.kernels_once = module, counter, kernels_once
         self.unknown: list[str] = []
         self.stated: list[str] = []
         self._known: dict[str, float] = {}
@@ -114,14 +130,16 @@ class _Counting:
         if opcode == "while":
             return self._loop(instruction, parent)
         if instruction.is_kernel:
+            if self.kernels_once and RECOMPUTED in instruction.op_name:
+                return 0.0
             return self._kernel(instruction, parent)
         if opcode == "fusion":
-            return nested_matrix_flops(instruction, self.module)
+            return 0.0 if self.kernels_once else nested_matrix_flops(instruction, self.module)
         if opcode == "conditional":
             return max(map(self.computation, self.module.called_by(instruction)), default=0.0)
         if opcode == "call" or opcode.endswith("-start"):
             return sum(map(self.computation, self.module.called_by(instruction)))
-        return matrix_flops(instruction, parent)
+        return 0.0 if self.kernels_once else matrix_flops(instruction, parent)
 
     def _loop(self, loop: Instruction, parent: Computation) -> float:
         once = self.computation(self.module.computations[loop.called["body"]])

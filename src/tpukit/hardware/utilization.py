@@ -21,9 +21,12 @@ def peak_of_products(chip: Chip, formats: Iterable[str | NumberFormat] = ()) -> 
     return max(known, key=lambda name: chip.peak_tflops[name].value or 0.0)
 
 
-def mfu_convention(peak: str) -> str:
+COUNTED_BY_MODEL = "model FLOPs (causal attention counted once, no recomputation)"
+
+
+def mfu_convention(peak: str, counted: str = COUNTED_BY_MODEL) -> str:
     """How FLOPs are counted, and over which peak: one of `peak_of_products`, or "the given"."""
-    return f"model FLOPs (causal attention counted once, no recomputation) over {peak} peak"
+    return f"{counted} over {peak} peak"
 
 
 def model_flop_utilization(

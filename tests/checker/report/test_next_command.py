@@ -63,7 +63,9 @@ def checked(*, fits, fixes=None, prediction=None, **more):
     values = {"memory_only": False, "target": "", "asked": {}, "job": JOB, **more}
     found = None if fixes is None else FixList(tuple(fixes))
     compiled = SimpleNamespace(fits=fits)
-    return SimpleNamespace(compiled=compiled, fixes=found, prediction=prediction, **values)
+    return SimpleNamespace(
+        compiled=compiled, fixes=found, prediction=prediction, captured=None, **values
+    )
 
 
 def fix(fits=None, estimate=1, **changes):

@@ -20,6 +20,7 @@ class Fix:
         verified_bytes: Total HBM by a compile; None when none was made.
         fits: What the compile said.
         failure: Why the compile gave no answer.
+        advice: Why no compile can prove it from outside; "" where one can.
     """
 
     changes: Mapping[str, Any]
@@ -30,6 +31,7 @@ class Fix:
     verified_bytes: int | None = None
     fits: bool | None = None
     failure: str = ""
+    advice: str = ""
 
     @property
     def promising(self) -> bool:
@@ -62,6 +64,7 @@ class Fix:
             "verified": {"value": self.verified_bytes, "origin": "compiler"},
             "fits": self.fits,
             "failure": self.failure,
+            "advice": self.advice,
         }
 
 
@@ -83,7 +86,8 @@ class FixList(Shown):
         table.box, table.pad_edge = None, False
         for fix in self.fixes:
             mark, style = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "dim")}[fix.fits]
-            row = (fix.text, _size(fix.estimate_bytes), _size(fix.verified_bytes), fix.cost)
+            compiled = "advice" if fix.advice else _size(fix.verified_bytes)
+            row = (fix.text, _size(fix.estimate_bytes), compiled, fix.cost)
             table.add_row(Text(mark, style=style), *map(Text, row))
         for fix in self.fixes:
             if fix.failure:

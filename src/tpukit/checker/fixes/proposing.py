@@ -27,8 +27,8 @@ from .fix import Fix, FixList
 
 # From the cheapest to live with to the dearest.
 _EFFORT = (
-    *("microbatches", "remat", "train.moment_dtype", "train.optimizer", "mesh"),
-    *("batch_size", "train.param_dtype", "on"),
+    *("donate", "flags", "microbatches", "remat", "jax.checkpoint", "train.moment_dtype"),
+    *("train.optimizer", "mesh", "shard", "batch", "batch_size", "train.param_dtype", "on"),
 )
 THIN_SHARE = 0.05
 FIXES_PROVED = 6

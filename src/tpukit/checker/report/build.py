@@ -30,7 +30,7 @@ def build_report(
     job_options: Mapping[str, Any] = {} if result.job is None else result.job.options
     report: Report = {
         "schema": SCHEMA,
-        "verdict": "fits" if compiled.fits else "does not fit",
+        "verdict": "fits" if result.fits else "does not fit",
         "program": compiled.name,
         "job": None if result.job is None else result.job.to_dict(),
         "slice": compiled.slice.to_dict(),

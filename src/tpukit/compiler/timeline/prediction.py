@@ -8,6 +8,7 @@ from ...hardware import Figure, Slice, mfu_convention, model_flop_utilization, p
 from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName
 from ...hardware.scored_steps import ScoredSteps
+from ...hardware.utilization import COUNTED_BY_MODEL
 from ...shown import Shown
 from ..bundles import CallTrace
 from ..hlo import HloModule
@@ -62,6 +63,7 @@ class StepPrediction(Shown):
         caveats: What the model could not see; empty when it saw everything.
         product_formats: Of the operands of its products.
         examples_per_step: Of a batch that is not made of tokens; else None.
+        flops_counted: How `model_flops` were counted.
     """
 
     slice: Slice
@@ -77,6 +79,7 @@ class StepPrediction(Shown):
     model_flops: float | None = None
     product_formats: frozenset[str] = frozenset()
     examples_per_step: int | None = None
+    flops_counted: str = COUNTED_BY_MODEL
 
     @property
     def tokens_per_s_per_chip(self) -> float | None:
@@ -135,7 +138,7 @@ class StepPrediction(Shown):
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "examples_per_s_per_chip": self.examples_per_s_per_chip,
             "mfu": self.mfu,
-            "mfu_convention": mfu_convention(self.mfu_peak),
+            "mfu_convention": mfu_convention(self.mfu_peak, self.flops_counted),
             "hardware_flops_per_device": self.hardware_flops.to_dict(),
             "top_ops": [op.to_dict() for op in self.top_ops()],
             "caveats": list(self.caveats),

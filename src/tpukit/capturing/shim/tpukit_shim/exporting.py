@@ -11,9 +11,12 @@ import contextlib
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from .callbacks import without_callbacks
+from .evidence import find_evidence
 from .layout import as_concrete, is_unspecified
 from .programs import RecordedProgram
 from .settings import CaptureState
@@ -36,11 +39,13 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
     meshes = (getattr(one, "mesh", None) for one in (*ins, *outs))
     mesh = next((one for one in meshes if one is not None and not one.empty), None)
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _READ_AT_ONCE]
-    try:
-        exported, lines = _export_as_traced(program, checks), True
-    except (TypeError, AttributeError, ImportError) as error:
-        capture.note(f"this jax keeps no source lines of a captured program ({error})."[:200])
-        exported, lines = _export_again(program, ins, outs, mesh, checks), False
+    with without_callbacks():
+        try:
+            exported, lines = _export_as_traced(program, checks), True
+        except (TypeError, AttributeError, ImportError) as error:
+            capture.note(f"this jax keeps no source lines of a captured program ({error})."[:200])
+            exported, lines = _export_again(program, ins, outs, mesh, checks), False
+    exported = replace(exported, ordered_effects=(), unordered_effects=())
     if capture.flatbuffers and not _has_flatbuffers():
         sys.path.append(capture.flatbuffers)
     with open(path, "wb") as file:
@@ -61,6 +66,7 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
         "device_order": [] if mesh is None else [device.id for device in mesh.devices.flat],
         "source_lines": lines,
         "open_loops": program.found.open_loops,
+        "evidence": find_evidence(program),
     }
 
 

@@ -133,6 +133,9 @@ class RecordedProgram:
             "name": self.name,
             "kind": self.kind,
             "flops": self.found.flops,
+            "model_flops": self.found.model_flops,
+            "recomputed_flops": self.found.recomputed_flops,
+            "open_flops": self.found.open_flops,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "donated": sum(self.params["donated_invars"]),
@@ -141,6 +144,8 @@ class RecordedProgram:
             "line": self.line,
             "kernels": self.found.kernels,
             "callbacks": self.found.callbacks,
+            "blocks": self.found.blocks,
+            "remats": self.found.remats,
         }
 
 

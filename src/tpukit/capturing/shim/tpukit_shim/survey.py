@@ -6,9 +6,11 @@ no argument; an optimizer on its own has no matmul of that size.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
+
+from .callbacks import is_callback
 
 _MOVES = frozenset(
     (
@@ -39,6 +41,8 @@ _ELEMENTWISE = frozenset(
         *("sqrt", "rsqrt", "integer_pow", "square", "exp", "log", "reshard", "mesh_cast", "name"),
     )
 )
+# What jax writes into the names of equations that `jax.checkpoint` computes a second time.
+RECOMPUTED = "rematted_computation"
 
 
 @dataclass
@@ -47,29 +51,54 @@ class Survey:
 
     Attributes:
         flops: FLOPs of its matmuls and of kernels that state theirs.
+        model_flops: FLOPs of its matmuls outside of kernels, without those that `jax.checkpoint`
+            computes again.
+        recomputed_flops: FLOPs of the matmuls that it computes again.
+        open_flops: The part of `flops` in loops without a constant length, counted once.
         needs_tpu: Whether it has a kernel that no CPU runs.
         meshes: Shardings and meshes that it names.
         kernels: Pallas kernels by name, and how often each is called.
+        blocks: Grid and block shapes of each kernel's first call, by name.
         open_loops: Loops without a constant length, which are counted once.
         callbacks: Calls from the program into Python on the host.
+        remats: Backward passes of functions under `jax.checkpoint`.
     """
 
     flops: float = 0.0
+    model_flops: float = 0.0
+    recomputed_flops: float = 0.0
+    open_flops: float = 0.0
     needs_tpu: bool = False
     meshes: list[Any] = field(default_factory=list)
     kernels: dict[str, int] = field(default_factory=dict)
+    blocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     open_loops: int = 0
     callbacks: int = 0
+    remats: int = 0
 
-    def add(self, other: "Survey", times: int, devices: int = 1) -> None:
-        """Count another jaxpr that each of `devices` devices runs `times` times."""
+    def add(self, other: "Survey", times: int, devices: int = 1, *, again: bool = False) -> None:
+        """Count another jaxpr that each of `devices` devices runs `times` times.
+
+        With `again` it recomputes what the program has computed before.
+        """
         self.flops += other.flops * times * devices
+        once, more = other.model_flops, other.recomputed_flops
+        once, more = (0.0, once + more) if again else (once, more)
+        self.model_flops += once * times * devices
+        self.recomputed_flops += more * times * devices
+        self.open_flops += other.open_flops * times * devices
+        self.remats += other.remats
+        self.blocks = {**other.blocks, **self.blocks}
         self.needs_tpu = self.needs_tpu or other.needs_tpu
         self.meshes += other.meshes
         self.open_loops += other.open_loops
         self.callbacks += other.callbacks * times
         for name, count in other.kernels.items():
             self.kernels[name] = self.kernels.get(name, 0) + count * times
+
+    def without_flops(self) -> "Survey":
+        """Return the same without work, for a branch that is not taken."""
+        return replace(self, flops=0.0, model_flops=0.0, recomputed_flops=0.0, open_flops=0.0)
 
 
 def size_of(aval: Any) -> int:
@@ -90,18 +119,31 @@ def survey(jaxpr: Any, known: dict[int, Survey]) -> Survey:
         if name == "pallas_call":
             _add_kernel(found, eqn)
             continue
+        again = RECOMPUTED in str(eqn.source_info.name_stack)
         found.flops += _flops(eqn)
+        if again:
+            found.recomputed_flops += _flops(eqn)
+        else:
+            found.model_flops += _flops(eqn)
         if name in ("sharding_constraint", "mesh_cast", "reshard"):
             found.meshes.append(eqn.params.get("sharding") or eqn.params.get("dst_sharding"))
         elif name == "shard_map":
             found.meshes.append(eqn.params["mesh"])
         elif name == "while":
             found.open_loops += 1
-        elif "callback" in name:
+        elif is_callback(eqn.primitive):
             found.callbacks += 1
+        elif eqn.params.get("differentiated"):
+            found.remats += 1
         times = eqn.params["length"] if name == "scan" else 1
-        for inner in _inner(eqn):
-            found.add(survey(inner, known), times, _devices(eqn))
+        called = [survey(inner, known) for inner in inner_jaxprs(eqn)]
+        if name == "cond":  # one of its branches runs
+            most, *others = sorted(called, key=lambda branch: -branch.flops)
+            called = [most, *(one.without_flops() for one in others)]
+        for inner in called:
+            found.add(inner, times, _devices(eqn), again=again)
+            if name == "while":
+                found.open_flops += inner.flops - inner.open_flops
     return found
 
 
@@ -111,6 +153,17 @@ def _add_kernel(found: Survey, eqn: Any) -> None:
     about = eqn.params.get("name_and_src_info")
     name = str(getattr(about, "name", None) or eqn.params.get("name") or "kernel")
     found.kernels[name] = found.kernels.get(name, 0) + 1
+    cut = eqn.params.get("grid_mapping")
+    shapes = [one.block_shape for one in getattr(cut, "block_mappings", ())]
+    grid = [size if isinstance(size, int) else 0 for size in getattr(cut, "grid", ())]
+    blocks = [[_block_size(size) for size in shape] for shape in shapes]
+    found.blocks.setdefault(name, {"grid": grid, "blocks": blocks})
+
+
+def _block_size(size: Any) -> int:
+    """Return the extent of a block along one dimension; 1 where the dimension is left out."""
+    size = getattr(size, "block_size", size)
+    return size if isinstance(size, int) else 1
 
 
 def _flops(eqn: Any) -> float:
@@ -137,7 +190,8 @@ def _devices(eqn: Any) -> int:
     return prod(mesh.shape[name] for name in eqn.params.get("manual_axes") or mesh.axis_names)
 
 
-def _inner(eqn: Any) -> Iterator[Any]:
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yield each jaxpr that an equation calls."""
     for value in eqn.params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
             one = getattr(one, "jaxpr", one)
@@ -147,7 +201,7 @@ def _inner(eqn: Any) -> Iterator[Any]:
 
 def _calls(eqn: Any) -> Iterator[tuple[Any, int]]:
     """Yield each jaxpr that an equation calls, and where its arguments begin in the equation's."""
-    for inner in _inner(eqn):
+    for inner in inner_jaxprs(eqn):
         offset = len(eqn.invars) - len(inner.invars)
         if offset >= 0:
             yield inner, offset

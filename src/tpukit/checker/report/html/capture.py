@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....hardware.figure import bytes_text, seconds_text
+from ....hardware.figure import bytes_text, flops_text, seconds_text
 from ....pages.markup import Child, join, tag
 from ....pages.parts import Column, PageSection, absent, badge, code, command, section, table
 
@@ -28,9 +28,30 @@ def capture_section(capture: Mapping[str, Any]) -> PageSection:
         command(shlex.join(capture["command"])),
         tag("p", how, "Nothing large was executed. ", badge("measured")),
         *(tag("p", note) for note in notes),
+        _utilization(capture),
         _findings(capture["findings"]),
         _programs(capture["listed"], capture["programs"]),
     )
+
+
+def _utilization(capture: Mapping[str, Any]) -> Child:
+    """Return the share of the peak that a step reaches, with and without recomputation."""
+    rows: list[Sequence[Child]] = []
+    counts = (
+        ("MFU", "mfu", "model_flops", capture.get("mfu_counted", "").rstrip(",")),
+        ("hardware utilization", "hardware_utilization", "hardware_flops", "recomputation counts"),
+    )
+    for name, share, flops, how in counts:
+        reached, counted = capture.get(share), capture.get(flops) or {}
+        if reached is None:  # a report of an earlier version
+            continue
+        if reached["value"] is None:
+            rows.append((name, "–", "–", reached["reason"]))
+            continue
+        value = join(f"{reached['value']:.1%} ", badge(reached["origin"]))
+        rows.append((name, value, flops_text(counted["value"]), how))
+    columns = (Column("share of peak"), Column(""), Column("per step"), Column("counted"))
+    return table(columns, rows, caption="How much of the peak it reaches") if rows else ""
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Child:
@@ -38,10 +59,12 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Child:
         return absent("No Pallas kernel, no callback, no float32 matmul of weight was found.")
     rows: list[Sequence[Child]] = []
     for one in findings:
-        cost = one["seconds"]
-        took = join(seconds_text(cost["value"]), " ", badge("model")) if cost else "–"
-        rows.append((one["kind"], one["evidence"], took, one["advice"] or "–"))
-    columns = (Column("finding"), Column("evidence"), Column("per step"), Column("way out"))
+        cost, size = one["seconds"], one.get("size_bytes")
+        took = join(seconds_text(cost["value"]), " ", badge("model")) if cost else ""
+        held = join(" ", bytes_text(size["value"]), " of HBM ", badge("compiler")) if size else ""
+        shown = join(took, held) if cost or size else "–"
+        rows.append((one["kind"], one["evidence"], shown, one["advice"] or "–"))
+    columns = (Column("finding"), Column("evidence"), Column("cost per step"), Column("way out"))
     return table(columns, rows, caption="What it really does")
 
 

@@ -74,11 +74,16 @@ def _cards(report: Report) -> list[Markup]:
     if not prediction:
         return [card("Predicted step", "–", _why_no_step(report)), bound]
     low, high = seconds_text(prediction["low_s"]), seconds_text(prediction["high_s"])
+    capture = report.get("capture") or {}
+    if len(capture.get("programs") or ()) > 1 and capture["step_time_s"]["value"] is not None:
+        return [*_cards_of_several(capture), bound]
     rate, mfu = prediction.get("tokens_per_s_per_chip"), prediction.get("mfu")
     examples = prediction.get("examples_per_s_per_chip")
     unit, rate = ("Tokens", rate) if examples is None else ("Examples", examples)
     not_tokens = "the program does not say how many tokens a step has"
-    no_flops = "the program does not say how many FLOPs its model has"
+    no_flops = (capture.get("mfu") or {}).get("reason") or (
+        "the program does not say how many FLOPs its model has"
+    )
     return [
         card(
             "Predicted step", seconds_text(prediction["step_time_s"]), f"{low} to {high}", "model"
@@ -90,6 +95,18 @@ def _cards(report: Report) -> list[Markup]:
         if rate is not None
         else card(f"{unit}/s/chip", "–", not_tokens),
         bound,
+    ]
+
+
+def _cards_of_several(capture: dict[str, Any]) -> list[Markup]:
+    """Return the figures of a captured step that consists of several programs."""
+    mfu = capture["mfu"]
+    runs = " + ".join(f"{one['calls']} × {one['name']}" for one in capture["programs"])
+    return [
+        card("Predicted step", seconds_text(capture["step_time_s"]["value"]), runs, "model"),
+        card("MFU", "–", mfu["reason"])
+        if mfu["value"] is None
+        else card("MFU", f"{mfu['value']:.1%}", capture["mfu_counted"], mfu["origin"]),
     ]
 
 

@@ -88,7 +88,9 @@ def _hosts(hosts: dict[str, Any] | None) -> Markup:
     if not hosts:
         return join()
     rows: list[Sequence[Child]] = [
-        (name, bytes_text(figure["value"]), badge(figure["origin"]), USES.get(name, ""))
+        (name, "–", "–", figure.get("reason", ""))
+        if figure["value"] is None
+        else (name, bytes_text(figure["value"]), badge(figure["origin"]), USES.get(name, ""))
         for name, figure in hosts["uses"].items()
     ]
     columns = (

@@ -138,7 +138,7 @@ def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Markup:
             if amount is not None
             else tag("div", reason, class_="reason")
         )
-        fits = _COMPILED[fix["fits"]]
+        fits = "advice" if fix.get("advice") else _COMPILED[fix["fits"]]
         changes = ", ".join(f"{key}: {_plain(value)}" for key, value in fix["changes"].items())
         rows.append((code(changes), size, fits, fix["cost"]))
     columns = (

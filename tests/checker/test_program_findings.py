@@ -1,0 +1,99 @@
+"""Findings on trainers that have a defect, and none on the trainer that has not."""
+
+import sys
+
+import pytest
+from trainers import CARELESS, GATHERS, ONE_STEP, SMALL_BLOCKS
+
+import tpukit
+
+pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
+DEFECTS = {
+    *("float32 matmul", "attention scores", "host callback", "recompile", "transfer"),
+    *("replicated optimizer state", "donation not used", "whole all-gather", "small blocks"),
+    *("remat not in effect", "idle devices", "open loop"),
+}
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    """Return the findings on a script by kind, each script checked once."""
+    folder = tmp_path_factory.mktemp("trainers")
+    known = {}
+
+    def find(text):
+        if text not in known:
+            script = folder / "their_train.py"
+            script.write_text(text)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delenv("XLA_FLAGS", raising=False)
+                known[text] = tpukit.check_program([sys.executable, str(script)], "v6e-8")
+        return known[text], {one.kind: one for one in known[text].findings}
+
+    return find
+
+
+def test_a_careful_trainer_has_no_defect(findings):
+    result, found = findings(ONE_STEP)
+    assert not DEFECTS & set(found)
+    assert result.fixes is None
+    assert found["recomputation"].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence"),
+    [
+        ("float32 matmul", "precision 'highest' takes six passes"),
+        ("attention scores", "[8,2,2048,2048]"),
+        ("host callback", "2 calls into Python per step (debug_print at "),
+        ("recompile", "state['count'] is a Python number in the first call and a typed array"),
+        ("transfer", "as numpy arrays at the call itself"),
+        ("replicated optimizer state", "state['moments']['w']: 8 of 8 devices keep the same part"),
+    ],
+)
+def test_a_careless_trainer(findings, kind, evidence):
+    _, found = findings(CARELESS)
+    assert evidence in found[kind].evidence
+    assert found[kind].advice
+    if kind not in ("host callback", "recompile"):
+        assert found[kind].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence"),
+    [
+        ("whole all-gather", "params['w'] with all of its layers, 32 MiB"),
+        ("donation not used", "moments['w'] f32[4,2048,2048]"),
+        ("recompile", "moments['scale'] is f32[2048] in the first call and bf16[2048]"),
+        ("remat not in effect", "computes 0 FLOP again"),
+    ],
+)
+def test_a_trainer_that_gathers_everything(findings, kind, evidence):
+    _, found = findings(GATHERS)
+    assert evidence in found[kind].evidence
+    if kind == "whole all-gather":
+        assert found[kind].seconds > 0
+    if kind == "donation not used":
+        # Eight devices share it.
+        assert found[kind].size_bytes == 4 * 4 * 2048 * 2048 // 8
+
+
+def test_lines_are_those_of_the_script(findings):
+    _, found = findings(CARELESS)
+    line = next(n for n, text in enumerate(CARELESS.splitlines(), 1) if "bhqd,bhkd" in text)
+    assert f"their_train.py:{line} " in found["attention scores"].evidence
+
+
+@pytest.mark.slow
+def test_small_blocks_of_a_kernel(findings):
+    result, found = findings(SMALL_BLOCKS)
+    assert "their_matmul multiplies in 4,096 blocks" in found["small blocks"].evidence
+    assert "grid 16x16x16, blocks 128x128" in found["kernel"].evidence
+    # Kernels count as they run: one product, beside forward and backward of four layers.
+    product = 2 * 8 * 2048 * 2048 * 2048
+    assert result.to_dict()["capture"]["model_flops"]["value"] == 13 * product
+    larger, found = findings(SMALL_BLOCKS.replace("BLOCK, ROWS = 128", "BLOCK, ROWS = 512"))
+    assert "small blocks" not in found
+    kernel = max(one.seconds for one in result.findings if one.kind == "kernel")
+    assert found["kernel"].seconds < kernel / 2
+    assert larger.fits
