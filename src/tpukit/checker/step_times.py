@@ -8,7 +8,7 @@ from ..compiler.compiled import CompiledStep
 from ..compiler.hlo import Instruction
 from ..compiler.memory.sources import parse_sources
 from ..compiler.program_flops import RECOMPUTED
-from ..compiler.timeline import Span, StepPrediction
+from ..compiler.timeline import StepPrediction, TrackSpan
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class StepTimes:
         return {one.name: one for computation in computations for one in computation}
 
     @cached_property
-    def core_spans(self) -> tuple[Span, ...]:
+    def core_spans(self) -> tuple[TrackSpan, ...]:
         """What the core does, loops themselves left out."""
         spans = self.prediction.spans
         return tuple(span for span in spans if span.track == "core" and span.cause != "loop")
 
-    def seconds(self, wanted: Callable[[Span], bool]) -> float:
+    def seconds(self, wanted: Callable[[TrackSpan], bool]) -> float:
         """Return the core time of some spans, over the whole step."""
         return sum(span.duration_s * span.times for span in self.core_spans if wanted(span))
 
