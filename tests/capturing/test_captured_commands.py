@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from trainers import APART, DECIDES, ONE_STEP
+from trainers import AGREES, APART, DECIDES, ONE_STEP
 
 from tpukit.capturing.captured import read_capture
 from tpukit.capturing.running import run_captured
@@ -41,6 +41,12 @@ def test_a_step_is_recorded_and_not_run(capture, tmp_path):
     assert sorted(step.program.facts.device_order) == list(range(16))
     assert "lower train_step for TPU" in told
     assert read_capture(tmp_path / "kept").programs == captured.programs
+
+
+def test_hosts_agree_on_a_value(capture):
+    captured = capture(AGREES, "v6e-16")
+    assert [one.name for one in captured.programs] == ["train_step"]
+    assert captured.peak_bytes < 2**30
 
 
 def test_gradients_and_optimizer_apart_make_one_step(capture):

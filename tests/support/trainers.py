@@ -217,3 +217,18 @@ for step in range(3):
     params = train_step(params, batch)
 """
 )
+
+# Hosts agree on a value as jax's own broadcast does: each gives a row, and the rows are added up.
+AGREES = (
+    HEADER
+    + """
+from jax.experimental.multihost_utils import host_local_array_to_global_array
+
+devices = np.array(jax.devices()).reshape(jax.process_count(), jax.local_device_count())
+hosts = jax.sharding.Mesh(devices, ("hosts", "local"))
+status = host_local_array_to_global_array(np.array([7], np.int32), hosts, P("hosts"))
+agreed = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(hosts, P()))(status)
+assert jax.device_get(agreed.addressable_data(0)) == 7, agreed
+"""
+    + ONE_STEP[len(HEADER) :]
+)

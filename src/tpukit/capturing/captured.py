@@ -170,7 +170,7 @@ def read_capture(folder: Path) -> Captured:
             refused=tuple(data["refused"]),
             notes=tuple(data["notes"]),
             seconds=data["seconds"],
-            peak_bytes=settings.get("peak_bytes", 0),
+            peak_bytes=data.get("peak_bytes", 0),
         )
     except OSError as error:
         raise CaptureError(

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Sequence
@@ -69,17 +68,14 @@ def run_captured(
         raise CaptureError(f"{command[0]!r} is no command here; is its environment active?")
     with temporary_folder("tpukit-capture-") as folder:
         settings = capture_settings(target, folder, program=program)
-        path = folder / SETTINGS
         about = {"format": FORMAT, "on": str(target), "command": list(command), "state": settings}
-        _write(path, about)
+        (folder / SETTINGS).write_text(json.dumps(about), encoding="utf-8")
         environment = _environment(folder, network=network)
         words = list(command)
         if not network:
             words = [sys.executable, "-I", str(Path(isolation.__file__)), *words]
         progress(f"run {' '.join(command)} as if on {target} ({len(settings['devices'])} devices)")
         code = _run(words, folder, environment, timeout_s or DEFAULT_TIMEOUT_S, progress)
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        _write(path, {**about, "peak_bytes": peak})
         _refuse_failed(folder, code)
         captured = read_capture(folder)
         if keep is not None:
@@ -90,8 +86,13 @@ def run_captured(
 
 
 def capture_settings(target: Slice, folder: Path, *, program: str | None = None) -> dict[str, Any]:
-    """Return what the capture in the user's process has to know."""
-    devices = devices_of_slice(target)
+    """Return what the capture in the user's process has to know.
+
+    `jax.devices()` lists the devices of one process after those of another: jax's own
+    multihost_utils cuts that list into processes. On wide topologies ids have another order.
+    """
+    devices = [{**one, "id": number} for number, one in enumerate(devices_of_slice(target))]
+    devices.sort(key=lambda one: (one["process"], one["id"]))
     chip = target.chip
     memory = chip.per_device(chip.hbm_usable_bytes).value
     return {
@@ -102,10 +103,6 @@ def capture_settings(target: Slice, folder: Path, *, program: str | None = None)
         "program": program,
         "flatbuffers": str(folder / "site" / "lent"),
     }
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data), encoding="utf-8")
 
 
 def _environment(folder: Path, *, network: bool) -> dict[str, str]:

@@ -8,11 +8,16 @@ arrays over all of them in one process; only what a program sees is split by hos
 # The parts of jax that every program passes through have no public names.
 # pyright: reportPrivateUsage=false
 
+import re
+from math import prod
 from typing import Any
 
-from .arrays import recorded_array
+from .arrays import is_recorded, recorded_array
 from .patches import replace
 from .settings import CaptureState
+
+_VALUE_BYTES = 2**20
+"""An array of per-host data with at most this many bytes has its values."""
 
 
 def disguise_as_slice(capture: CaptureState) -> None:
@@ -114,7 +119,7 @@ def _disguise_processes(capture: CaptureState) -> None:
         wanted = jax.tree.leaves(shapes, is_leaf=lambda one: isinstance(one, tuple))
         placed = jax.tree.leaves(shardings, is_leaf=_is_leaf)
         made = [
-            recorded_array(_aval(shape, leaf.dtype), one)
+            _global_array(leaf, shape, one)
             for leaf, shape, one in zip(leaves, wanted, placed, strict=True)
         ]
         return jax.tree.unflatten(tree, made)
@@ -142,9 +147,7 @@ def _disguise_multihost_utils(count: int) -> None:
         )
 
     def to_local(global_inputs: Any, global_mesh: Any, pspecs: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf: jax.numpy.zeros(_host_shape(leaf), leaf.dtype), global_inputs
-        )
+        return jax.tree.map(_host_part, global_inputs)
 
     replace(multihost_utils, "process_allgather", gathered)
     replace(multihost_utils, "broadcast_one_to_all", lambda tree, is_source=None: tree)
@@ -171,10 +174,14 @@ class _Peers:
     key_value_set_bytes = key_value_set
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int = 0) -> Any:
-        """Return a value that this process set, or fail as the service does after its time-out."""
-        if key not in self.values:
-            raise RuntimeError(f"DEADLINE_EXCEEDED: no process of the capture sets {key!r}.")
-        return self.values[key]
+        """Return a value that this process set, or that a process like it would have set.
+
+        The keys of several processes differ by the number of the process at their end.
+        """
+        for known in (key, re.sub(r"\d+$", "0", key)):
+            if known in self.values:
+                return self.values[known]
+        raise RuntimeError(f"DEADLINE_EXCEEDED: no process of the capture sets {key!r}.")
 
     blocking_key_value_get_bytes = key_value_try_get = blocking_key_value_get
 
@@ -218,7 +225,35 @@ def _from_local(leaf: Any, sharding: Any) -> Any:
     shape = tuple(
         size * _hosts_along(sharding, axis, len(leaf.shape)) for axis, size in enumerate(leaf.shape)
     )
-    return recorded_array(_aval(shape, leaf.dtype), sharding)
+    return _global_array(leaf, shape, sharding)
+
+
+def _global_array(leaf: Any, shape: Any, sharding: Any) -> Any:
+    """Return a global array of which this host has the part `leaf`, and other hosts have zeros.
+
+    A small one has its values, because programs agree by them: a status that is summed over all
+    hosts must arrive.
+    """
+    import jax
+    import numpy as np
+
+    if is_recorded(leaf) or prod(shape) * leaf.dtype.itemsize > _VALUE_BYTES:
+        return recorded_array(_aval(shape, leaf.dtype), sharding)
+    values = np.zeros(shape, leaf.dtype)
+    values[_host_block(sharding, shape, leaf.shape)] = leaf
+    return jax.device_put(values, sharding)
+
+
+def _host_block(sharding: Any, shape: Any, part: Any) -> tuple[slice, ...]:
+    """Return where the part of host 0, with the shape `part`, begins and ends in an array."""
+    places = sharding.devices_indices_map(tuple(shape)).items()
+    own = [index for device, index in places if device.process_index == 0]
+    block = []
+    for axis, (whole, size) in enumerate(zip(shape, part, strict=True)):
+        start = min((index[axis].start or 0 for index in own), default=0)
+        start = min(start, max(whole - size, 0))
+        block.append(slice(start, start + size))
+    return tuple(block)
 
 
 def _hosts_along(sharding: Any, axis: int, rank: int) -> int:
@@ -231,7 +266,14 @@ def _hosts_along(sharding: Any, axis: int, rank: int) -> int:
     return len({frozenset(part) for part in parts.values()})
 
 
-def _host_shape(leaf: Any) -> Any:
-    return tuple(
+def _host_part(leaf: Any) -> Any:
+    """Return this host's part of a global array."""
+    import jax
+    import numpy as np
+
+    shape = tuple(
         size // _hosts_along(leaf.sharding, axis, leaf.ndim) for axis, size in enumerate(leaf.shape)
     )
+    if is_recorded(leaf):
+        return jax.numpy.zeros(shape, leaf.dtype)
+    return jax.numpy.asarray(np.asarray(leaf)[_host_block(leaf.sharding, leaf.shape, shape)])

@@ -37,6 +37,7 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
         for one in params["out_shardings"]
     ]
     meshes = (getattr(one, "mesh", None) for one in (*ins, *outs))
+    ids = [device["id"] for device in capture.devices]
     mesh = next((one for one in meshes if one is not None and not one.empty), None)
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _READ_AT_ONCE]
     with without_callbacks():
@@ -63,7 +64,7 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
         "donated": [number for number, given in enumerate(params["donated_invars"]) if given],
         "mesh_axes": [] if mesh is None else [[axis, size] for axis, size in mesh.shape.items()],
         "axis_types": [] if mesh is None else [one.name for one in mesh.axis_types],
-        "device_order": [] if mesh is None else [device.id for device in mesh.devices.flat],
+        "device_order": [] if mesh is None else [ids[device.id] for device in mesh.devices.flat],
         "source_lines": lines,
         "open_loops": program.found.open_loops,
         "evidence": find_evidence(program),

@@ -29,7 +29,8 @@ class CaptureState:
 
     Attributes:
         folder: Gets the program and the findings.
-        devices: Coordinates, core, slice and process of each device, by its id.
+        devices: Coordinates, core, slice, process and the slice's own id of each device, in the
+            order of `jax.devices()`.
         kind: The device kind that jax reports on that chip.
         hbm_bytes: HBM per device.
         program: The name of the program to capture; None for the training step.
@@ -84,7 +85,25 @@ class CaptureState:
             "notes": self.notes[:MOST_LISTED],
             "run_for_real": self.run_for_real,
             "seconds": time.time() - self.started,
+            "peak_bytes": 0 if self.leave_by_exception else _peak_bytes(),
         }
+
+
+def _peak_bytes() -> int:
+    """Return the memory of this process at its largest.
+
+    `getrusage` would count the process that started this one, too, so it is asked only where the
+    kernel has no better answer.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            peak = next(line for line in file if line.startswith("VmHWM"))
+        return int(peak.split()[1]) * 1024
+    except (OSError, StopIteration):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def read_settings() -> CaptureState | None:

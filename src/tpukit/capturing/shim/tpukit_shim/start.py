@@ -81,11 +81,10 @@ def _watch_end(capture: CaptureState, recorder: Recorder) -> None:
     shown = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        last = trace
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        frames = [one for one in traceback.extract_tb(trace) if "site-packages" not in one.filename]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else user_line()
+        hidden = ("<", os.path.dirname(os.path.abspath(__file__)))
+        frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(hidden)]
+        theirs = [one for one in frames if "site-packages" not in one.filename] or frames
+        where = f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else user_line()
         text = str(error).strip().splitlines()
         capture.failure = f"{kind.__name__}: {text[0] if text else ''} ({where})"
         shown(kind, error, trace)
