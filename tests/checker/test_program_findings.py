@@ -78,6 +78,18 @@ def test_a_trainer_that_gathers_everything(findings, kind, evidence):
         assert found[kind].size_bytes == 4 * 4 * 2048 * 2048 // 8
 
 
+def test_attention_that_the_compiler_makes_a_kernel_of(findings):
+    """libtpu puts a kernel of its own in place of attention that has no gradient."""
+    forward = CARELESS.replace('* params["scale"][:HEAD].astype(x.dtype)', "")
+    result, found = findings(forward)
+    assert "attention scores" not in found
+    assert "which the compiler made of plain operations" in found["kernel"].evidence
+    # Scores and their product with values, beside forward and backward of the layers.
+    attention = 2 * 2 * 8 * 2 * 2048 * 2048 * 128
+    layers = 3 * 4 * 2 * 2048 * 2048 * 2048 - 2 * 2048**3  # the batch has no gradient
+    assert result.to_dict()["capture"]["model_flops"]["value"] == attention + layers
+
+
 def test_lines_are_those_of_the_script(findings):
     _, found = findings(CARELESS)
     line = next(n for n, text in enumerate(CARELESS.splitlines(), 1) if "bhqd,bhkd" in text)

@@ -105,8 +105,8 @@ state = {"params": params, "moments": jax.device_put(jax.tree.map(jnp.zeros_like
          "count": 0}
 
 
-def attend(x):
-    q = x[:, :SEQUENCE * HEADS * HEAD].reshape(-1, HEADS, SEQUENCE, HEAD)
+def attend(params, x):
+    q = x.reshape(-1, HEADS, SEQUENCE, HEAD) * params["scale"][:HEAD].astype(x.dtype)
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, q)
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), q).mean()
 
@@ -117,7 +117,7 @@ def careless_loss(params, batch):
         x = jnp.tanh(jnp.dot(x, params["w"][layer], precision="highest"))
     x = jax.lax.with_sharding_constraint(x, rows)
     jax.debug.print("mean {}", x.mean())
-    return (x * params["scale"]).mean() + attend(batch.astype(jnp.bfloat16)).astype(jnp.float32)
+    return (x * params["scale"]).mean() + attend(params, batch.astype(jnp.bfloat16))
 
 
 @jax.jit

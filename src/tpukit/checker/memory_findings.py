@@ -8,7 +8,7 @@ from ..capturing.captured import CapturedProgram
 from ..compiler.compiled import CompiledStep
 from ..compiler.hlo import Computation, HloModule, find_collective, trip_count
 from ..compiler.timeline import Machine, Network
-from ..hardware.figure import bytes_text
+from ..hardware.figure import bytes_text, count_text
 from .program_finding import ProgramFinding, place_in_program, some_names
 from .report.collectives import collective_rows
 from .step_times import StepTimes
@@ -47,7 +47,8 @@ def _not_reused(program: CapturedProgram, compiled: CompiledStep) -> Iterable[Pr
     names = [f"{facts.argument_names[n]} {program.argument_types[n]}" for n in largest]
     yield ProgramFinding(
         "donation not used",
-        f"{len(lost)} donated arguments ({some_names(names)}) are reused by no result",
+        f"no result takes the place of {count_text(len(lost), 'donated argument')} "
+        f"({some_names(names)})",
         None,
         "return an array of the same shape, type and sharding, or leave the donation out",
         size_bytes=sum(lost.values()),

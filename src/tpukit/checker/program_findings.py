@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..capturing.captured import Captured, CapturedProgram
 from ..compiler.hlo import HloModule
+from ..compiler.program_flops import is_traced_kernel
 from ..hardware.figure import flops_text
 from .memory_findings import find_in_memory
 from .program_finding import ProgramFinding, place_in_program
@@ -56,16 +57,20 @@ def _kernels(program: CapturedProgram, times: StepTimes | None) -> Iterable[Prog
         return
     seconds: defaultdict[str, float] = defaultdict(float)
     flops: defaultdict[str, float] = defaultdict(float)
+    own: set[str] = set()
     for span in times.core_spans:
         if span.cause == "kernel":
             # XLA names a call after its kernel, and numbers the calls.
             name = span.name.rstrip("0123456789").rstrip(".")
             seconds[name] += span.duration_s * span.times
             flops[name] += span.flops * span.times
+            if is_traced_kernel(times.instructions[span.name]):
+                own.add(name)
     for name, spent in seconds.items():
         share = spent / times.prediction.step_time_s
         blocks = _blocks(about.blocks, name)
-        yield ProgramFinding("kernel", f"{name}, {share:.0%} of the step{blocks}", spent)
+        made = "" if name in own else ", which the compiler made of plain operations"
+        yield ProgramFinding("kernel", f"{name}, {share:.0%} of the step{blocks}{made}", spent)
         cut = about.blocks.get(name)
         if cut is not None and flops[name] and share > _LEAST_SHARE and _has_small_blocks(cut):
             yield ProgramFinding(

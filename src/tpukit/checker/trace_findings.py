@@ -27,14 +27,20 @@ def find_in_trace(
 
 
 def _scores(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
-    """Yield attention scores that are computed as whole arrays: a kernel keeps them in VMEM."""
+    """Yield attention scores that are computed as whole arrays: a kernel keeps them in VMEM.
+
+    Where their lines take no time, the compiler has put a kernel of its own in their place.
+    """
     for scores in program.evidence.get("scores", ()):
+        spent = None if times is None else times.seconds_of_lines(set(scores["lines"]))
+        if times is not None and (spent or 0.0) < _LEAST_SHARE * times.prediction.step_time_s:
+            continue
         beside = f", beside the kernels {', '.join(program.about.kernels)}"
         yield ProgramFinding(
             "attention scores",
             f"{scores['type']} ({bytes_text(scores['bytes'])} over all devices) is computed at "
             f"{scores['line']} without a kernel" + (beside if program.about.kernels else ""),
-            None if times is None else times.seconds_of_lines(set(scores["lines"])),
+            spent,
             "an attention kernel for TPUs (splash attention, or tpukit.kernels) keeps them in VMEM",
         )
 
@@ -92,6 +98,7 @@ def _transfers(
     from_host = set(program.evidence.get("from_host", ())) - set(program.state)
     purposes = facts.argument_purposes
     fed = {number for number, purpose in enumerate(purposes) if purpose == "batch inputs"}
+    fed -= set(facts.donated)
     amount = sum(
         facts.argument_bytes[number] * facts.argument_copies[number] / max(program.devices, 1)
         for number in fed | from_host

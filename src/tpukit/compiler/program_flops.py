@@ -91,12 +91,18 @@ def program_flops(module: HloModule, counter: KernelCounter | None = None) -> Fi
 
 
 def kernels_of_model_flops(module: HloModule, counter: KernelCounter | None = None) -> Figure:
-    """FLOPs of the Pallas kernels alone in one run on one device.
+    """FLOPs of the program's own Pallas kernels alone in one run on one device.
 
-    Kernels that `jax.checkpoint` runs a second time are left out.
+    Kernels that `jax.checkpoint` runs a second time are left out, and those that the compiler puts
+    in place of operations.
     """
     counting = _Counting(module, counter or KernelCounter(module), kernels_once=True)
     return _count(counting, "matmuls in the Pallas kernels of the scheduled program as they run")
+
+
+def is_traced_kernel(call: Instruction) -> bool:
+    """Whether the program itself calls a kernel; libtpu also makes some of plain operations."""
+    return "pallas_call" in call.op_name
 
 
 def _count(counting: "_Counting", source: str) -> Figure:
@@ -130,7 +136,8 @@ class _Counting:
         if opcode == "while":
             return self._loop(instruction, parent)
         if instruction.is_kernel:
-            if self.kernels_once and RECOMPUTED in instruction.op_name:
+            again = RECOMPUTED in instruction.op_name
+            if self.kernels_once and (again or not is_traced_kernel(instruction)):
                 return 0.0
             return self._kernel(instruction, parent)
         if opcode == "fusion":
