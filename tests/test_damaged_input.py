@@ -16,7 +16,7 @@ import pytest
 from fuzzing import KINDS
 
 CHILD = Path(__file__).parent / "support" / "fuzzing" / "child.py"
-QUICK, ALL, SHARES = 40, 2000, 4
+QUICK, ALL, SHARES = 12, 2000, 2
 
 
 def failures_of(kinds, count, *, timeout_s):
