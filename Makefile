@@ -13,9 +13,9 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## virtual environment in .venv, pinned by constraints.txt
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml emulators/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev,docs]' --editable emulators
 	touch $@
 
 demo: $(READY) ## a job from plan to a quantized model, preempted twice on the way, with no TPU

@@ -27,15 +27,15 @@ from pods_gcp import spread, timed
 from tpukit.errors import TPUError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
-from tpukit.pods.emulators.compute_api.server import ComputeAPI
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.holding import Pace, Stage, Zone
-from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.protocol import Command, Line
 from tpukit.pods.reconciler import Reconciler
 from tpukit.pods.store import ProviderRecord, Store
+from tpukit_emulators.compute_api.rehearsal import ComputeEngineRehearsal
+from tpukit_emulators.compute_api.server import ComputeAPI
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.holding import Pace, Stage, Zone
+from tpukit_emulators.world import World
 
 ZONE, OTHER = "us-central1-c", "us-east5-a"
 CONFIG = PodConfig(tpu_type="tpu7x-2x2x4", zones=(ZONE,)).with_preemptible()

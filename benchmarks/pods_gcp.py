@@ -19,13 +19,13 @@ from pathlib import Path
 from tpukit.errors import TPUError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.holding import Pace, Zone
-from tpukit.pods.emulators.identity import Authority
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.tpu_api.server import TPUAPI
-from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.protocol import Command, Line
+from tpukit_emulators.holding import Pace, Zone
+from tpukit_emulators.identity import Authority
+from tpukit_emulators.rehearsal import CloudTPURehearsal
+from tpukit_emulators.tpu_api.server import TPUAPI
+from tpukit_emulators.world import World
 
 ZONE = "us-east5-b"
 CONFIG = PodConfig(tpu_type="v6e-16", zones=(ZONE,)).with_preemptible()

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Command, PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
-from tpukit.pods.emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET, POD, SECRET
-from tpukit.pods.emulators.kubernetes_api.refusal import Refusal
 from tpukit.pods.providers.gke.provider import GKEProvider
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
+from tpukit_emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET, POD, SECRET
+from tpukit_emulators.kubernetes_api.refusal import Refusal
 
 STEPS = 30
 ON = "7x:2x2x2"  # two hosts

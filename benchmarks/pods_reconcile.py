@@ -72,10 +72,10 @@ class Emulated:
     """Provider gcp on an emulated cloud without machines."""
 
     def __init__(self, folder, most):
-        from tpukit.pods.emulators.holding import Pace, Zone
-        from tpukit.pods.emulators.tpu_api.server import TPUAPI
-        from tpukit.pods.emulators.world import World
         from tpukit.pods.providers.gcp.provider import CloudTPUProvider
+        from tpukit_emulators.holding import Pace, Zone
+        from tpukit_emulators.tpu_api.server import TPUAPI
+        from tpukit_emulators.world import World
 
         zones = {"us-central1-a": Zone({"v6e": 8 * most}), "us-east5-b": Zone({"v6e": 8 * most})}
         pace = Pace(decide_s=0.0, start_s=0.0, release_s=0.0)

@@ -31,16 +31,16 @@ import psutil
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.causes import Kind
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.holding import Pace, Stage, Zone
-from tpukit.pods.emulators.hosts import MARK
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.protocol import Command
 from tpukit.pods.store import Store
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.holding import Pace, Stage, Zone
+from tpukit_emulators.hosts import MARK
+from tpukit_emulators.rehearsal import CloudTPURehearsal
+from tpukit_emulators.world import World
 
 STEPS, STEP_S, SAVE_EVERY = 30, 0.05, 5
 ZONES = ("us-east5-b", "us-east1-d")

@@ -78,7 +78,7 @@ def logging_as_at_first():
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory):
     """Who signs for emulators: one a process, because gRPC reads its roots of trust once."""
-    from tpukit.pods.emulators.identity import Authority
+    from tpukit_emulators.identity import Authority
 
     made = Authority(tmp_path_factory.mktemp("authority"))
     os.environ["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = str(made.root_file)

@@ -37,3 +37,7 @@ def test_what_others_wrote_comes_with_its_licence(wheel):
     assert sum("LICENSE" in name for name in licences) == 2
     (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
     assert "License-Expression: Apache-2.0 AND MIT" in wheel.read(metadata).decode()
+
+
+def test_emulators_are_not_in_it(wheel):
+    assert not [name for name in wheel.namelist() if "emulators" in name]

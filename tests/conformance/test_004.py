@@ -37,7 +37,6 @@ from tpukit.pods import (
     WorkloadMetrics,
 )
 from tpukit.pods.config import TpuConfig
-from tpukit.pods.emulators.holding import Zone
 from tpukit.pods.error import (
     CommunicationTimeout,
     OutOfMemory,
@@ -50,6 +49,7 @@ from tpukit.pods.optimizers import Adam
 from tpukit.pods.preemptible import PreemptibleManager, PreemptionHandler
 from tpukit.pods.spot import BiddingStrategy, SpotManager
 from tpukit.pods.xla import OptimizationFlags, XlaCompiler
+from tpukit_emulators.holding import Zone
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")

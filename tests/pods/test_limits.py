@@ -19,9 +19,6 @@ from tpukit.cli.app import app
 from tpukit.errors import ConfigError, PodUnavailable
 from tpukit.job.sections import ChipLimit, LaunchSettings
 from tpukit.pods import Capabilities, Cause, PodConfig, PodState, Store, Tier, TpuManager
-from tpukit.pods.emulators.holding import Pace, Zone
-from tpukit.pods.emulators.tpu_api.server import TPUAPI
-from tpukit.pods.emulators.world import World
 from tpukit.pods.launching.recorded import RecordedProvider
 from tpukit.pods.observing import Observer
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
@@ -30,6 +27,9 @@ from tpukit.pods.store import ProviderRecord
 from tpukit.pods.store.wanted import WantedPods
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
+from tpukit_emulators.holding import Pace, Zone
+from tpukit_emulators.tpu_api.server import TPUAPI
+from tpukit_emulators.world import World
 
 A, B, C = "us-central2-b", "europe-west4-a", "us-east5-b"
 TABLE = (

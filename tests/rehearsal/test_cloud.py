@@ -50,9 +50,10 @@ def test_all_clouds_of_a_process_have_one_authority():
     assert roots[0] == roots[1]
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+@pytest.mark.parametrize("missing", ["tpukit_emulators", "asyncssh"])
+def test_a_missing_extra_is_named(missing, monkeypatch):
     def gone(*_):
-        raise ModuleNotFoundError("No module named 'asyncssh'", name="asyncssh")
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
     monkeypatch.setattr(emulation, "import_module", gone)
     with (

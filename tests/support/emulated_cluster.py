@@ -4,9 +4,9 @@ import time
 
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Command, PodConfig
-from tpukit.pods.emulators.kubernetes_api.kinds import JOBSET, POD
 from tpukit.pods.manifests import build_manifest
 from tpukit.pods.manifests.reading import at
+from tpukit_emulators.kubernetes_api.kinds import JOBSET, POD
 
 LAUNCH = LaunchSettings(image="registry/jax:1", max_restarts=1)
 

@@ -2,9 +2,9 @@
 
 from contextlib import contextmanager
 
-from tpukit.pods.emulators.holding import Pace
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.world import World
+from tpukit_emulators.holding import Pace
+from tpukit_emulators.rehearsal import CloudTPURehearsal
+from tpukit_emulators.world import World
 
 PACE = Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0)
 SETTINGS = (

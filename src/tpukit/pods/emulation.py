@@ -40,7 +40,7 @@ class Emulator:
     """One kind of emulated cloud.
 
     Attributes:
-        module: Where it is, from here.
+        module: Where it is, in a distribution of its own: clients do without it.
         kind: The class, which takes a folder.
     """
 
@@ -51,17 +51,17 @@ class Emulator:
 
 EMULATORS = {
     "gcp": Emulator(
-        ".emulators.rehearsal",
+        "tpukit_emulators.rehearsal",
         "CloudTPURehearsal",
         "the Cloud TPU API (queued resources, spot, multislice), hosts reached by ssh",
     ),
     "gce": Emulator(
-        ".emulators.compute_api.rehearsal",
+        "tpukit_emulators.compute_api.rehearsal",
         "ComputeEngineRehearsal",
         "Compute Engine (groups of TPU machines, TPU7x too), hosts reached by ssh",
     ),
     "gke": Emulator(
-        ".emulators.kubernetes_api.rehearsal",
+        "tpukit_emulators.kubernetes_api.rehearsal",
         "ClusterRehearsal",
         "a Kubernetes cluster with TPU nodes, JobSet and Kueue, for kubectl too",
     ),
@@ -82,9 +82,9 @@ def open_emulator(name: str, folder: Path) -> Rehearsal:
         )
     one = EMULATORS[name]
     try:
-        kind: Any = getattr(import_module(one.module, __package__), one.kind)
+        kind: Any = getattr(import_module(one.module), one.kind)
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("tpukit"):
+        if str(error.name).startswith(("tpukit.", "tpukit_emulators.")):
             raise
         raise MissingExtraError(
             "emulators", needed_for=f"The emulator of {name!r}", module=str(error.name)

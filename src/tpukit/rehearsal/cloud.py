@@ -14,7 +14,7 @@ from ..runtime.files import cache_folder, temporary_folder
 from ..runtime.interruption import undone_if_interrupted
 
 if TYPE_CHECKING:  # an extra
-    from ..pods.emulators.machine_rehearsal import MachineAPI, MachineRehearsal
+    from tpukit_emulators.machine_rehearsal import MachineAPI, MachineRehearsal
 
 # Queued resources end with v6e; Google's way to later chips is Compute Engine.
 _BY_CHIP = {"7x": "gce"}
@@ -100,7 +100,7 @@ def _restore_authority(folder: Path) -> None:
     """Let a second rehearsal of this process have the certificates of the first."""
     folder.mkdir(mode=0o700)
     for name, content in _authority.items():
-        from ..pods.emulators.identity import write_secret
+        from tpukit_emulators.identity import write_secret
 
         write_secret(folder / name, content)
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from tpukit.pods.emulators.clock import DrivenClock
-from tpukit.pods.emulators.control import ControlPort
-from tpukit.pods.emulators.faults import Faults, Mishap
-from tpukit.pods.emulators.holding import Pace, Zone
-from tpukit.pods.emulators.tpu_api.cloud import Cloud
-from tpukit.pods.emulators.tpu_api.versions import V2
-from tpukit.pods.emulators.world import World
+from tpukit_emulators.clock import DrivenClock
+from tpukit_emulators.control import ControlPort
+from tpukit_emulators.faults import Faults, Mishap
+from tpukit_emulators.holding import Pace, Zone
+from tpukit_emulators.tpu_api.cloud import Cloud
+from tpukit_emulators.tpu_api.versions import V2
+from tpukit_emulators.world import World
 
 HERE = "projects/p/locations/z"
 

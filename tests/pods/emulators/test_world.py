@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tpukit.pods.emulators.clock import DrivenClock, RealClock
-from tpukit.pods.emulators.holding import (
+from tpukit_emulators.clock import DrivenClock, RealClock
+from tpukit_emulators.holding import (
     Holding,
     NotOffered,
     OverQuota,
@@ -15,7 +15,7 @@ from tpukit.pods.emulators.holding import (
     Stage,
     Zone,
 )
-from tpukit.pods.emulators.world import World
+from tpukit_emulators.world import World
 
 PACE = Pace(decide_s=1, start_s=10, notice_s=30, release_s=1)
 ASK = Holding(name="a", zone="z1", kind="v6e", amount=8, spot=True)

@@ -9,7 +9,7 @@ from tpukit.pods import Cause, Store, TpuManager, launch
 from tpukit.pods.access import ssh_command
 from tpukit.pods.config import PodConfig
 from tpukit.pods.cost import CostReport
-from tpukit.pods.emulators.holding import Zone
+from tpukit_emulators.holding import Zone
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 HERE, THERE = "us-east5-b", "us-east1-d"

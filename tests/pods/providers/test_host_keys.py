@@ -9,14 +9,14 @@ from emulated_tpus import PACE, cloud_tpu
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Command, PodConfig, PodState
 from tpukit.pods.causes import Cause
-from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
-from tpukit.pods.emulators.holding import Zone
-from tpukit.pods.emulators.hosts import EmulatedHosts
-from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.protocol import Ended
 from tpukit.pods.providers.ssh import transport
+from tpukit_emulators.compute_api.rehearsal import ComputeEngineRehearsal
+from tpukit_emulators.holding import Zone
+from tpukit_emulators.hosts import EmulatedHosts
+from tpukit_emulators.world import World
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 ZONE = "us-east5-b"

@@ -11,13 +11,13 @@ from google.auth.transport.requests import Request
 from google.cloud import compute_v1
 from google.oauth2 import service_account
 
-from tpukit.pods.emulators.clock import DrivenClock
-from tpukit.pods.emulators.compute_api.methods import recorded_methods
-from tpukit.pods.emulators.compute_api.server import ComputeAPI
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.holding import Pace, Reservation, Zone
-from tpukit.pods.emulators.identity import SCOPE
-from tpukit.pods.emulators.world import World
+from tpukit_emulators.clock import DrivenClock
+from tpukit_emulators.compute_api.methods import recorded_methods
+from tpukit_emulators.compute_api.server import ComputeAPI
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.holding import Pace, Reservation, Zone
+from tpukit_emulators.identity import SCOPE
+from tpukit_emulators.world import World
 
 ZONES = {
     "us-east5-a": Zone(

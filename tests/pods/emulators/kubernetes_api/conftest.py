@@ -1,8 +1,8 @@
 import pytest
 
-from tpukit.pods.emulators.clock import RealClock
-from tpukit.pods.emulators.kubernetes_api.cluster import Cluster, Pace, tpu_pool
-from tpukit.pods.emulators.kubernetes_api.emulator import KubernetesEmulator
+from tpukit_emulators.clock import RealClock
+from tpukit_emulators.kubernetes_api.cluster import Cluster, Pace, tpu_pool
+from tpukit_emulators.kubernetes_api.emulator import KubernetesEmulator
 
 POOLS = [tpu_pool("v6e-16", name="a"), tpu_pool("v6e-16", name="b")]
 

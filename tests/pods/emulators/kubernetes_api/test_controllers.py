@@ -6,7 +6,9 @@ import pytest
 from emulated_cluster import LAUNCH, Watched, conditions, pod_spec, small_jobset, until
 
 from tpukit.pods import PodConfig
-from tpukit.pods.emulators.kubernetes_api.kinds import (
+from tpukit.pods.manifests import queue_documents
+from tpukit.pods.manifests.reading import at
+from tpukit_emulators.kubernetes_api.kinds import (
     BY_PATH,
     JOB,
     NODE,
@@ -16,9 +18,7 @@ from tpukit.pods.emulators.kubernetes_api.kinds import (
     SERVICE,
     WORKLOAD,
 )
-from tpukit.pods.emulators.kubernetes_api.refusal import Refusal
-from tpukit.pods.manifests import queue_documents
-from tpukit.pods.manifests.reading import at
+from tpukit_emulators.kubernetes_api.refusal import Refusal
 
 QUEUED = LAUNCH.model_copy(update={"queue": "tpu"})
 

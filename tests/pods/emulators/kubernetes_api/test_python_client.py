@@ -10,8 +10,8 @@ from emulated_cluster import small_jobset, until
 from kubernetes import client, config, watch
 from kubernetes.client.rest import ApiException
 
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.kubernetes_api.emulator import Role
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.kubernetes_api.emulator import Role
 
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2", "default", "jobsets")
 

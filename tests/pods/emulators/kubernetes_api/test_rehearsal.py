@@ -10,7 +10,7 @@ from emulated_cluster import Watched, conditions, small_jobset, until
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import PodConfig, open_provider
 from tpukit.pods.emulation import open_emulator
-from tpukit.pods.emulators.kubernetes_api.kinds import WORKLOAD
+from tpukit_emulators.kubernetes_api.kinds import WORKLOAD
 
 
 @pytest.fixture

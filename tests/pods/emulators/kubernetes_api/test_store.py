@@ -2,13 +2,13 @@
 
 import pytest
 
-from tpukit.pods.emulators.clock import DrivenClock
-from tpukit.pods.emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET
-from tpukit.pods.emulators.kubernetes_api.patches import json_patch, merge, strategic_merge
-from tpukit.pods.emulators.kubernetes_api.recording import owned_by
-from tpukit.pods.emulators.kubernetes_api.refusal import Refusal
-from tpukit.pods.emulators.kubernetes_api.selectors import field_selector, label_selector
-from tpukit.pods.emulators.kubernetes_api.store import Store
+from tpukit_emulators.clock import DrivenClock
+from tpukit_emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET
+from tpukit_emulators.kubernetes_api.patches import json_patch, merge, strategic_merge
+from tpukit_emulators.kubernetes_api.recording import owned_by
+from tpukit_emulators.kubernetes_api.refusal import Refusal
+from tpukit_emulators.kubernetes_api.selectors import field_selector, label_selector
+from tpukit_emulators.kubernetes_api.store import Store
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.oauth2 import service_account
 
-from tpukit.pods.emulators.clock import DrivenClock
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.holding import Pace, Reservation, Zone
-from tpukit.pods.emulators.tpu_api.methods import recorded_methods
-from tpukit.pods.emulators.tpu_api.server import TPUAPI
-from tpukit.pods.emulators.world import World
+from tpukit_emulators.clock import DrivenClock
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.holding import Pace, Reservation, Zone
+from tpukit_emulators.tpu_api.methods import recorded_methods
+from tpukit_emulators.tpu_api.server import TPUAPI
+from tpukit_emulators.world import World
 
 ZONES = {
     "us-east5-b": Zone(

@@ -6,10 +6,10 @@ import pytest
 from emulated_tpus import PACE
 
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
-from tpukit.pods.emulators.holding import Reservation, Zone
-from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
+from tpukit_emulators.compute_api.rehearsal import ComputeEngineRehearsal
+from tpukit_emulators.holding import Reservation, Zone
+from tpukit_emulators.world import World
 
 ZONES = {
     "us-east5-a": Zone(

@@ -15,16 +15,16 @@ from tpukit.job.sections import ChipLimit, LaunchSettings
 from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.identity import NotAuthenticated
-from tpukit.pods.emulators.world import World
 from tpukit.pods.pod import PodState, Tier
 from tpukit.pods.providers.gce import reading
 from tpukit.pods.providers.gce.failures import failure_of
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.protocol import Command, Ended, Line
 from tpukit.pods.providers.registry import open_provider
+from tpukit_emulators.compute_api.rehearsal import ComputeEngineRehearsal
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.identity import NotAuthenticated
+from tpukit_emulators.world import World
 
 from .conftest import ZONES
 

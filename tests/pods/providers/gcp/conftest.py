@@ -4,8 +4,8 @@ import pytest
 from emulated_tpus import cloud_tpu
 
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods.emulators.holding import Reservation, Zone
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
+from tpukit_emulators.holding import Reservation, Zone
 
 ZONES = {
     "us-east5-b": Zone(

@@ -4,7 +4,7 @@ import pytest
 
 from conformance import Case, ProviderConformance
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
+from tpukit_emulators.faults import Fault, Mishap
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 

@@ -15,8 +15,6 @@ from tpukit.job.sections import ChipLimit
 from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.holding import Stage
 from tpukit.pods.pod import PodState, Tier
 from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
@@ -27,6 +25,8 @@ from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
 from tpukit.runtime import google_credentials as credentials_module
 from tpukit.runtime.google_credentials import Identity, find_identity
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.holding import Stage
 
 V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
 HERE = "projects/rehearsal/locations/us-east5-b"

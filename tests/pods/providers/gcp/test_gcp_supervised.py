@@ -9,10 +9,10 @@ import pytest
 
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.providers.protocol import Command, StepCompleted
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
+from tpukit_emulators.faults import Fault, Mishap
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 JOB = Path(__file__).parents[3] / "support" / "light_job.py"

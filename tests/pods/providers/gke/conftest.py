@@ -4,9 +4,9 @@ import pytest
 from emulated_cluster import until
 
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods.emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
-from tpukit.pods.emulators.kubernetes_api.kinds import CONFIG_MAP, JOBSET, POD, SECRET
 from tpukit.pods.providers.gke.provider import GKEProvider
+from tpukit_emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
+from tpukit_emulators.kubernetes_api.kinds import CONFIG_MAP, JOBSET, POD, SECRET
 
 ZONE = "us-central1-a"
 POOLS = [

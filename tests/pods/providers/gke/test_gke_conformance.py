@@ -5,9 +5,9 @@ import pytest
 from conformance import Case, ProviderConformance, wait_for_lines
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.pod import PodState
 from tpukit.pods.providers.protocol import Line, Restarted
+from tpukit_emulators.faults import Fault, Mishap
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 

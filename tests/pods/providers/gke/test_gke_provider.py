@@ -14,9 +14,15 @@ from tpukit.errors import ConfigError, PodUnavailable, ProviderError
 from tpukit.job.sections import ChipLimit
 from tpukit.pods import Command, PodConfig, Store, Tier, TpuManager
 from tpukit.pods.causes import Cause, Kind
-from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.emulators.kubernetes_api.emulator import Role
-from tpukit.pods.emulators.kubernetes_api.kinds import (
+from tpukit.pods.manifests import queue_documents
+from tpukit.pods.pod import PodState
+from tpukit.pods.providers.gke import gang as gang_module
+from tpukit.pods.providers.gke.provider import GKEProvider
+from tpukit.pods.providers.protocol import Ended, Line, Restarted, StepCompleted
+from tpukit.pods.supervision.supervisor import Supervisor
+from tpukit_emulators.faults import Fault, Mishap
+from tpukit_emulators.kubernetes_api.emulator import Role
+from tpukit_emulators.kubernetes_api.kinds import (
     BY_PATH,
     CONFIG_MAP,
     JOBSET,
@@ -24,12 +30,6 @@ from tpukit.pods.emulators.kubernetes_api.kinds import (
     RESOURCE_QUOTA,
     SECRET,
 )
-from tpukit.pods.manifests import queue_documents
-from tpukit.pods.pod import PodState
-from tpukit.pods.providers.gke import gang as gang_module
-from tpukit.pods.providers.gke.provider import GKEProvider
-from tpukit.pods.providers.protocol import Ended, Line, Restarted, StepCompleted
-from tpukit.pods.supervision.supervisor import Supervisor
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 
@@ -234,7 +234,7 @@ def test_what_exceeds_its_quota_is_refused_with_the_cause(emulator, queued):
 def test_a_namespaces_quota_is_a_capacity_error(emulator, provider, monkeypatch):
     body = {"metadata": {"name": "q", "namespace": "default"}, "spec": {"hard": {}}}
     emulator.cluster.store.create(RESOURCE_QUOTA, body)
-    from tpukit.pods.emulators.kubernetes_api.refusal import Refusal
+    from tpukit_emulators.kubernetes_api.refusal import Refusal
 
     def refuse(*_, **__):
         raise Refusal(403, 'jobsets.jobset.x-k8s.io "gem-a1" is forbidden: exceeded quota: q')

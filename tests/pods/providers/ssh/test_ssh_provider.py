@@ -17,12 +17,12 @@ from conformance import Case, ProviderConformance, wait_for_lines
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
-from tpukit.pods.emulators.hosts import EmulatedHosts
 from tpukit.pods.pod import Host, PodState
 from tpukit.pods.providers.ssh.keys import own_key
 from tpukit.pods.providers.ssh.provider import SSHProvider
 from tpukit.pods.providers.ssh.transport import SSHTransport, split_address
 from tpukit.pods.worker.order import bootstrap
+from tpukit_emulators.hosts import EmulatedHosts
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 CONFIG = PodConfig(tpu_type="v6e-16", zones=("on-premise",))
