@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.libtpu, pytest.mark.xdist_group("lib
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # frameworks keep settings and caches there
     return tmp_path
 
 
@@ -34,7 +35,9 @@ def judged(words, on):
     return found, step
 
 
-@pytest.mark.parametrize(("name", "script"), [("keras", KERAS), ("tunix", TUNIX)])
+@pytest.mark.parametrize(
+    ("name", "script"), [("keras", KERAS), ("tunix", TUNIX)], ids=["keras", "tunix"]
+)
 def test_a_script_of_a_framework_is_judged(name, script, folder):
     python = framework_python(name)
     path = folder / "train.py"

@@ -20,7 +20,8 @@ PYTHON = "3.12"
 MAXTEXT = (
     *("maxtext==0.2.4", "absl-py", "aqtp", "array-record", "chex", "datasets", "drjax", "flax"),
     *("cloud-accelerator-diagnostics", "google-cloud-aiplatform", "google-cloud-mldiagnostics"),
-    *("google-cloud-monitoring", "grain[parquet]", "jaxtyping", "jsonlines", "ml-collections"),
+    *("google-cloud-monitoring", "google-api-python-client", "jinja2", "uvloop", "psutil"),
+    *("grain[parquet]", "jaxtyping", "jsonlines", "ml-collections"),
     *("ml-goodput-measurement", "omegaconf", "optax", "orbax-checkpoint", "pathwaysutils"),
     *("pillow", "pydantic", "qwix", "sentencepiece", "seqio", "tensorboardx", "tensorflow-cpu"),
     *("tensorflow-datasets", "tensorflow-text", "tiktoken", "tokamax!=0.1.0", "transformers"),

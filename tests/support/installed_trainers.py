@@ -29,12 +29,12 @@ config = llama.ModelConfig(
     num_layers=2, vocab_size=32000, embed_dim=1024, hidden_dim=2048, num_heads=8, head_dim=128,
     num_kv_heads=4, rope_theta=500_000, norm_eps=1e-5,
 )
+model = llama.Llama3(config, rngs=nnx.Rngs(params=0))
+model = qwix.apply_lora_to_model(
+    model, qwix.LoraProvider(module_path=".*q_proj|.*kv_proj|.*gate_proj", rank=16, alpha=2.0),
+    **model.get_model_input(),
+)
 with mesh:
-    model = llama.Llama3(config, rngs=nnx.Rngs(params=0))
-    model = qwix.apply_lora_to_model(
-        model, qwix.LoraProvider(module_path=".*q_proj|.*kv_proj|.*gate_proj", rank=16, alpha=2.0),
-        **model.get_model_input(),
-    )
     state = nnx.state(model)
     placed = jax.lax.with_sharding_constraint(state, nnx.get_partition_spec(state))
     nnx.update(model, placed)
