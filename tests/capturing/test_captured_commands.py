@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from trainers import AGREES, APART, DECIDES, ONE_STEP
+from trainers import AGREES, ALONE, APART, DECIDES, KERNEL, ONE_STEP
 
 from tpukit.capturing.captured import read_capture
 from tpukit.capturing.running import run_captured
@@ -119,3 +119,42 @@ def test_the_devices_are_those_of_libtpu(capture, tmp_path):
     seen = json.loads((tmp_path / "devices").read_text())
     expected = {one.coordinates: one.process for one in chip_positions(Slice.parse("v5p-32"))}
     assert {tuple(at): process for _, process, *at in seen} == expected
+
+
+def test_a_jax_without_the_hook_is_refused_in_one_sentence(capture, tmp_path):
+    private = tmp_path / "jax" / "_src"
+    private.mkdir(parents=True)
+    (tmp_path / "jax" / "__init__.py").write_text("__version__ = '0.4.1'")
+    for name in ("__init__", "pjit", "source_info_util"):
+        (private / f"{name}.py").write_text("")
+    with pytest.raises(CaptureError, match=r"jax 0\.4\.1 has no function .* jax 0\.6\.2 to 0\.12"):
+        capture("import jax\njax.jit")
+
+
+def test_only_an_earlier_capture_is_replaced(capture, tmp_path):
+    kept = tmp_path / "kept"
+    for script in (DECIDES, ONE_STEP):
+        capture(script, keep=kept)
+    assert [one.name for one in read_capture(kept).listed].count("loss") == 0
+    assert not [one.name for one in tmp_path.iterdir() if "partial" in one.name]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(CaptureError, match="something other than a capture"):
+        capture(ONE_STEP, keep=tmp_path / "notes")
+
+
+def test_a_capture_moves_to_another_slice_where_nothing_depends_on_it(capture):
+    moved = capture(ALONE).moved_to(Slice.parse("v5e-4"))
+    there = capture(ALONE, "v5e-4")
+    assert moved.slice == there.slice
+    # Source lines are the only difference between two traces.
+    assert [one.program.facts.argument_bytes for one in moved.programs] == [
+        one.program.facts.argument_bytes for one in there.programs
+    ]
+    assert "may do something else" in moved.notes[-1]
+    with pytest.raises(CaptureError, match=r"mesh of data=8 over its devices.*--on v6e-4 --"):
+        capture(ONE_STEP).moved_to(Slice.parse("v6e-4"))
+    kernel = capture(KERNEL)
+    assert kernel.moved_to(Slice.parse("v6e-4")).programs == kernel.programs
+    with pytest.raises(CaptureError, match=r"kernels \(double\) were traced for v6e"):
+        kernel.moved_to(Slice.parse("v5e-8"))

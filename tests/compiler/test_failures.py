@@ -62,3 +62,12 @@ def test_other_failures_stay_what_they_were():
     assert str(explained("INTERNAL: what\nmore")).endswith(
         "failed (JaxRuntimeError): INTERNAL: what"
     )
+
+
+def test_a_program_that_another_jax_exported_names_the_toolchain_that_reads_it():
+    # Of jax 0.10.2, for a kernel that jax 0.12.0.1 exported.
+    error = ChildError("INVALID_ARGUMENT: Failed to deserialize StableHLO", kind="JaxRuntimeError")
+    told = explain_failure(error, "step", ON, exported_by="0.12.0.1")
+    assert isinstance(told, XLACompilationError)
+    assert "which jax 0.12.0.1 exported" in str(told)
+    assert "--toolchain jax-0.12.0.1" in str(told)

@@ -18,6 +18,7 @@ EXPECTED = (
     "no second toolchain here",
     # Frameworks of other people, which slow tests install with pip.
     "not installable here",
+    "no environment with jax",
     "this machine has accelerators",
     "one process runs everything",
 )

@@ -232,3 +232,35 @@ assert jax.device_get(agreed.addressable_data(0)) == 7, agreed
 """
     + ONE_STEP[len(HEADER) :]
 )
+
+ALONE = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(w, x):
+    return w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+
+step(jnp.zeros((4096, 4096)), jnp.zeros((512, 4096)))
+"""
+
+KERNEL = ALONE.replace("jnp.tanh(x @ w)", "double(x @ w)").replace(
+    "@jax.jit",
+    """from jax.experimental import pallas as pl
+
+def body(x, out):
+    out[...] = 2 * x[...]
+
+block = pl.BlockSpec((64, 4096), lambda row: (row, 0))
+
+@jax.custom_jvp
+def double(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    call = pl.pallas_call(
+        body, shape, grid=(8,), in_specs=[block], out_specs=block, name="double"
+    )
+    return call(x)
+
+double.defjvp(lambda primals, tangents: (double(*primals), 2 * tangents[0]))
+
+@jax.jit""",
+)

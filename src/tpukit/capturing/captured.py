@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..compiler.program.lowered import Program, ProgramFacts
 from ..compiler.program.request import CompileRequest, make_request
 from ..errors import CaptureError, MeshError
 from ..hardware import Slice
+from ..runtime.flags.syntax import merge_flags
 
 RESULT = "capture.json"
 SETTINGS = "settings.json"
@@ -125,6 +127,39 @@ class Captured:
     seconds: float = 0.0
     peak_bytes: int = 0
 
+    @property
+    def by_flops(self) -> list[CapturedProgram]:
+        """The programs of one step, the heaviest first."""
+        return sorted(self.programs, key=lambda one: -one.about.flops)
+
+    def moved_to(self, target: Slice) -> "Captured":
+        """Return the capture for another slice, where the program would be the same there.
+
+        Raises:
+            CaptureError: The program has a mesh, or kernels for the chip that it saw.
+        """
+        if target == self.slice:
+            return self
+        again = f"capture it again with --on {target} -- COMMAND."
+        for one in self.programs:
+            axes = ", ".join(f"{name}={size}" for name, size in one.program.facts.mesh_axes)
+            if axes:
+                raise CaptureError(
+                    f"{one.name} was captured for {self.slice} with a mesh of {axes} over its "
+                    f"devices, and the program would build another one on {target}; {again}"
+                )
+            if one.about.kernels and target.chip != self.slice.chip:
+                raise CaptureError(
+                    f"{one.name} was captured for {self.slice}, and its kernels "
+                    f"({', '.join(one.about.kernels)}) were traced for {self.slice.chip.name}; "
+                    f"{again}"
+                )
+        note = (
+            f"captured for {self.slice}: on {target} a program that asks for the number, kind or "
+            "memory of its devices may do something else."
+        )
+        return replace(self, slice=target, notes=(*self.notes, note))
+
     def request(self, program: CapturedProgram, options: Mapping[str, Any]) -> CompileRequest:
         """Return the compile of one program for the slice.
 
@@ -158,7 +193,7 @@ def read_capture(folder: Path) -> Captured:
             )
         return Captured(
             slice=Slice.parse(settings["on"]),
-            programs=tuple(_program(one, folder) for one in data["programs"]),
+            programs=tuple(_program(one, folder, data["jax"]) for one in data["programs"]),
             listed=tuple(_listed(one) for one in data["listed"]),
             command=tuple(settings["command"]),
             versions={"jax": data["jax"], "python": data["python"]},
@@ -183,6 +218,15 @@ def read_capture(folder: Path) -> Captured:
         ) from None
 
 
+def copy_without_flags(folder: Path, to: Path, names: Collection[str]) -> Path:
+    """Copy a capture without some of the compiler flags that its program sets; return the copy."""
+    shutil.copytree(folder, to)
+    data = json.loads((to / RESULT).read_text(encoding="utf-8"))
+    data["libtpu_init_args"] = merge_flags(data["libtpu_init_args"], {}, without=names)
+    (to / RESULT).write_text(json.dumps(data), encoding="utf-8")
+    return to
+
+
 def _listed(row: Mapping[str, Any]) -> ListedProgram:
     names = ListedProgram.__dataclass_fields__
     found = {name: row[name] for name in names if name in row}
@@ -191,7 +235,7 @@ def _listed(row: Mapping[str, Any]) -> ListedProgram:
     return ListedProgram(**found)
 
 
-def _program(row: Mapping[str, Any], folder: Path) -> CapturedProgram:
+def _program(row: Mapping[str, Any], folder: Path, jax: str) -> CapturedProgram:
     serialized = (folder / Path(row["file"]).name).read_bytes()
     fingerprint = hashlib.sha256(serialized).hexdigest()
     facts = ProgramFacts(
@@ -206,6 +250,7 @@ def _program(row: Mapping[str, Any], folder: Path) -> CapturedProgram:
         argument_bytes=tuple(row["argument_bytes"]),
         argument_purposes=tuple(row["purposes"]),
         device_order=tuple(row["device_order"]),
+        exported_by=jax,
     )
     return CapturedProgram(
         program=Program(serialized, facts),

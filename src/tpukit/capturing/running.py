@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import CaptureError
 from ..hardware import Slice
 from ..runtime.child import ChildError, run_in_group
-from ..runtime.files import temporary_folder
+from ..runtime.files import finish_folder, folder_beside, temporary_folder
 from ..runtime.progress import Progress, silent
 from . import isolation
 from .captured import FORMAT, RESULT, SETTINGS, Captured, read_capture
@@ -66,6 +66,11 @@ def run_captured(
         raise CaptureError("there is no command behind --; write it as you would type it.")
     if shutil.which(command[0]) is None:
         raise CaptureError(f"{command[0]!r} is no command here; is its environment active?")
+    if keep is not None and keep.is_dir() and any(keep.iterdir()) and not (keep / RESULT).is_file():
+        raise CaptureError(
+            f"{keep} contains something other than a capture, and is not replaced; name another "
+            "folder with --keep."
+        )
     with temporary_folder("tpukit-capture-") as folder:
         settings = capture_settings(target, folder, program=program)
         about = {"format": FORMAT, "on": str(target), "command": list(command), "state": settings}
@@ -79,7 +84,7 @@ def run_captured(
         _refuse_failed(folder, code)
         captured = read_capture(folder)
         if keep is not None:
-            shutil.copytree(folder, keep, ignore=shutil.ignore_patterns("site", "log.txt"))
+            _keep(folder, keep)
     if not captured.programs:
         raise CaptureError(_nothing(captured.listed, program))
     return captured
@@ -103,6 +108,14 @@ def capture_settings(target: Slice, folder: Path, *, program: str | None = None)
         "program": program,
         "flatbuffers": str(folder / "site" / "lent"),
     }
+
+
+def _keep(folder: Path, keep: Path) -> None:
+    """Copy a capture to the place where it stays, instead of an earlier one."""
+    with folder_beside(keep) as made:
+        left = shutil.ignore_patterns("site", "log.txt")
+        shutil.copytree(folder, made, ignore=left, dirs_exist_ok=True)
+        finish_folder(made, keep)
 
 
 def _environment(folder: Path, *, network: bool) -> dict[str, str]:

@@ -255,7 +255,10 @@ def _compile(
         )
     except ChildError as error:
         if not (ran_out_of_hbm(error) and dump.scheduled):
-            raise explain_failure(error, request.program.name, request.slice) from None
+            facts = request.program.facts
+            raise explain_failure(
+                error, facts.name, request.slice, exported_by=facts.exported_by
+            ) from None
         fits = False
     complete = reply is not None and until == "codegen"
     return CompiledStep(

@@ -6,6 +6,7 @@ from ..errors import FlagError, TPUError, TPUOutOfMemoryError, XLACompilationErr
 from ..hardware import Slice
 from ..hardware.figure import bytes_text
 from ..runtime.child import ChildError
+from ..runtime.versions import installed_versions
 
 _SIZE = r"([\d.]+[KMGT]?)"
 _HBM = (
@@ -21,6 +22,10 @@ _VMEM = (
 )
 _RAN_OUT_OF_VMEM = re.compile(r"RESOURCE_EXHAUSTED[\s\S]*(?:memory space vmem|[Vv]memOom|=\s*vmem)")
 _LARGEST = re.compile(r"tag = '(\w+) window[^']*?window shape is ([a-z0-9]+\[[\d,]*\])")
+# A program of a newer jax: its operations, or those of its kernels, are not known here.
+_UNREADABLE = re.compile(
+    r"Failed to deserialize StableHLO|unsupported (?:Mosaic|serde) version", re.I
+)
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '?\"?([\w-]+)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -31,8 +36,17 @@ def ran_out_of_hbm(error: ChildError) -> bool:
     return "RESOURCE_EXHAUSTED" in text and _sizes(_HBM, text) is not None
 
 
-def explain_failure(error: ChildError, name: str, target: Slice) -> TPUError:
-    """The error a user is shown for what the child reported."""
+def explain_failure(
+    error: ChildError, name: str, target: Slice, *, exported_by: str = ""
+) -> TPUError:
+    """The error a user is shown for what the child reported.
+
+    Args:
+        error: What the child reported.
+        name: Of the program.
+        target: The slice.
+        exported_by: The version of jax that exported the program; "" for the running one.
+    """
     text = str(error)
     hbm = _sizes(_HBM, text)
     if ran_out_of_hbm(error) and hbm:
@@ -48,6 +62,13 @@ def explain_failure(error: ChildError, name: str, target: Slice) -> TPUError:
         return FlagError(
             f"the TPU compiler does not know the option {unknown[1]!r}; "
             "`tpukit flags explain` finds the nearest one it knows."
+        )
+    if exported_by and _UNREADABLE.search(text):
+        here = installed_versions("jax")["jax"]
+        return XLACompilationError(
+            f"jax {here} beside this tpukit cannot read {name}, which jax {exported_by} exported; "
+            f"compile it with --toolchain jax-{exported_by}, or run tpukit in an environment with "
+            "that jax."
         )
     first = next((line for line in text.splitlines() if line.strip()), "no message")
     return XLACompilationError(f"compiling {name} for {target} failed ({error.kind}): {first}")

@@ -38,6 +38,7 @@ class ProgramFacts:
         argument_purposes: What each flat argument is for, where the names do not tell it.
         device_order: Ids of the slice's devices in the order of the program's own mesh; empty
             where tpukit arranges them.
+        exported_by: The version of jax that exported a captured program; "" for the running one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ProgramFacts:
     argument_bytes: tuple[int, ...] = ()
     argument_purposes: tuple[str, ...] = ()
     device_order: tuple[int, ...] = ()
+    exported_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -71,6 +73,7 @@ class ProgramFacts:
             argument_bytes=tuple(data.get("argument_bytes", ())),
             argument_purposes=tuple(data.get("argument_purposes", ())),
             device_order=tuple(data.get("device_order", ())),
+            exported_by=data.get("exported_by", ""),
         )
 
 

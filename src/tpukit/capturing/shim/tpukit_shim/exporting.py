@@ -8,6 +8,7 @@ the public `jax.export`, which loses those lines.
 # pyright: reportPrivateUsage=false
 
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -28,7 +29,7 @@ _READ_AT_ONCE = ("ragged_all_to_all", "annotate_device_placement")
 
 def write_program(program: RecordedProgram, capture: CaptureState, path: str) -> dict[str, Any]:
     """Write one program, and return its facts as JSON data."""
-    import jax
+    from jax import export
 
     params, jaxpr = program.params, program.params["jaxpr"]
     ins = [None if one is None else as_concrete(one, capture) for one in program.in_shardings]
@@ -39,7 +40,7 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
     meshes = (getattr(one, "mesh", None) for one in (*ins, *outs))
     ids = [device["id"] for device in capture.devices]
     mesh = next((one for one in meshes if one is not None and not one.empty), None)
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _READ_AT_ONCE]
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _READ_AT_ONCE]
     with without_callbacks():
         try:
             exported, lines = _export_as_traced(program, checks), True
@@ -72,29 +73,47 @@ def write_program(program: RecordedProgram, capture: CaptureState, path: str) ->
 
 
 def _export_as_traced(program: RecordedProgram, checks: list[Any]) -> Any:
-    import jax
-    from jax._src import config, stages
+    from jax._src import config
     from jax._src.export import _export
     from jax._src.interpreters import mlir
 
-    params, jaxpr = program.params, program.params["jaxpr"]
-    asked = ("lowering_platforms", "lowering_parameters", "pgle_profiler")
-    traced = stages.Traced(
-        program.args,
-        {name: value for name, value in params.items() if name not in asked},
-        jax.tree.structure((tuple(jaxpr.in_avals), {})),
-        jax.tree.structure(list(jaxpr.out_avals)),
-        [],
-    )
+    traced = _traced(program)
+    wanted: dict[str, Any] = {
+        "for_export": True,
+        "hoist_constants_as_args": False,  # jax 0.6 has no such parameter, and never does it
+        "export_ignore_forward_compatibility": config.export_ignore_forward_compatibility.value,
+    }
+    known = mlir.LoweringParameters.__dataclass_fields__
     lowered = traced.lower(
         lowering_platforms=("tpu",),
         _private_parameters=mlir.LoweringParameters(
-            for_export=True,
-            hoist_constants_as_args=False,
-            export_ignore_forward_compatibility=config.export_ignore_forward_compatibility.value,
+            **{name: value for name, value in wanted.items() if name in known}
         ),
     )
     return _export._export_lowered(lowered, traced.jaxpr, traced.fun_name, disabled_checks=checks)
+
+
+def _traced(program: RecordedProgram) -> Any:
+    """Return what `jax.jit(f).trace(...)` gives, without tracing again."""
+    import jax
+    from jax._src import pjit, stages
+
+    jaxpr = program.params["jaxpr"]
+    asked = ("lowering_platforms", "lowering_parameters", "pgle_profiler")
+    params = {name: value for name, value in program.params.items() if name not in asked}
+    in_tree = jax.tree.structure((tuple(jaxpr.in_avals), {}))
+    out_tree = jax.tree.structure(list(jaxpr.out_avals))
+    make: Any = stages.Traced
+    if "_lower_callable" in vars(make):  # jax 0.6
+        make_info: Any = stages.make_args_info
+        donated = tuple(number for number, given in enumerate(params["donated_invars"]) if given)
+        info = make_info(in_tree, jaxpr.in_avals, donated)
+        lower = functools.partial(
+            pjit._resolve_and_lower, program.args, **params, pgle_profiler=None
+        )
+        return make(jaxpr, info, program.name, out_tree, lower, program.args)
+    since_0_11 = [None] if "_fun_sourceinfo" in vars(make) else []
+    return make(program.args, params, in_tree, out_tree, [], *since_0_11)
 
 
 def _export_again(

@@ -31,7 +31,7 @@ def as_concrete(sharding: Any, capture: CaptureState) -> Any:
             _meshes.setdefault(tuple(mesh.shape.items()), mesh)
         return sharding
     for known in (meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh):
-        if not known.empty:
+        if not getattr(known, "empty", True):  # None in jax 0.6
             _meshes.setdefault(tuple(known.shape.items()), known)
     like = _meshes.get(tuple(mesh.shape.items()))
     if like is None:

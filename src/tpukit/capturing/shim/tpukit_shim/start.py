@@ -40,16 +40,16 @@ def start_capture(capture: CaptureState) -> Recorder:
     import jax
     from jax._src import pjit, source_info_util
 
-    for name in os.listdir(os.path.dirname(os.path.abspath(__file__))):
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
-        source_info_util.register_exclusion(path)  # lines of the user's, not of these files
     if not hasattr(pjit, "_resolve_and_lower"):
         capture.failure = (
             f"jax {jax.__version__} has no function through which every program passes; "
-            "captures were tried with jax 0.10.2."
+            "captures were tried with jax 0.6.2 to 0.12.0.1"
         )
         _write(capture, None, {})
         raise SystemExit(capture.failure)
+    for name in os.listdir(os.path.dirname(os.path.abspath(__file__))):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+        source_info_util.register_exclusion(path)  # lines of the user's, not of these files
     disguise_as_slice(capture)
     record_reads(capture)
     recorder = Recorder(capture, lambda: _finish(capture, recorder))

@@ -151,7 +151,8 @@ def _add_kernel(found: Survey, eqn: Any) -> None:
     found.needs_tpu = found.needs_tpu or not eqn.params.get("interpret")
     found.flops += getattr(eqn.params.get("cost_estimate"), "flops", 0) or 0
     about = eqn.params.get("name_and_src_info")
-    name = str(getattr(about, "name", None) or eqn.params.get("name") or "kernel")
+    source = getattr(eqn.params["jaxpr"].debug_info, "func_src_info", None) or "kernel"  # jax 0.6
+    name = str(getattr(about, "name", None) or eqn.params.get("name") or source.split(" ")[0])
     found.kernels[name] = found.kernels.get(name, 0) + 1
     cut = eqn.params.get("grid_mapping")
     shapes = [one.block_shape for one in getattr(cut, "block_mappings", ())]
