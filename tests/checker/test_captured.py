@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from trainers import APART, ONE_STEP, TOO_LARGE
 from typer.testing import CliRunner
 
 import tpukit
+from tpukit.checker.result import CheckResult
 from tpukit.cli.app import app
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -92,7 +94,11 @@ def test_programs_of_one_step_add_up():
     assert found.calls == 2
     expected = sum(one.prediction.step_time_s * one.calls for one in (found, *found.parts))
     assert found.step_time_s == pytest.approx(expected)
-    facts = found.to_dict()["capture"]
+    report = found.to_dict()
+    assert report["verdict"] == "fits"
+    large = TooLarge(**vars(found.parts[0]))
+    assert replace(found, parts=(large,)).to_dict()["verdict"] == "does not fit"
+    facts = report["capture"]
     assert facts["programs"][0]["calls"] == 2
     # Two micro-batches of three matmuls per layer.
     assert facts["model_flops"]["value"] == 2 * 3 * LAYERS * 2 * 256 * WIDTH * WIDTH
@@ -100,6 +106,12 @@ def test_programs_of_one_step_add_up():
         "donate: a (<lambda>)",  # the sum of gradients so far
         "donate: params (apply)",
     }
+
+
+class TooLarge(CheckResult):
+    """A program that does not fit."""
+
+    fits = False
 
 
 def test_what_it_could_change_is_proved(tmp_path):
@@ -144,7 +156,10 @@ def test_the_command_lists_compares_keeps_and_writes(tmp_path):
     again = CliRunner().invoke(app, ["check", "kept", "--json"])
     assert json.loads(again.stdout)["memory"] == first_memory(table)
     other = CliRunner().invoke(app, ["check", "kept", "--on", "v6e-4"])
-    assert "was captured for v6e-8" in str(other.exception)
+    assert "was captured for v6e-8 with a mesh of data=8" in str(other.exception)
+    for words in (["--program", "loss"], ["--network"], ["--keep", "again"]):
+        refused = CliRunner().invoke(app, ["check", "kept", *words])
+        assert "a kept capture has been run already" in str(refused.exception)
 
 
 def first_memory(table):

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_line import every_command
+from jax_environments import users_cache
 from page_reader import PageReader
 from rich.console import Console
+from sample_capture import write_capture
 from sample_report import sample_report
+from trainers import ONE_STEP
 from typer.testing import CliRunner
 
 from tpukit.checker import toolchains
@@ -184,6 +187,79 @@ def test_what_was_typed_is_said_to_each(machine, tmp_path):
     assert f"{NEW}: compile" in done.stderr
 
 
+def captured_report(report, versions=("0.10.2", "3.11.7")):
+    rows = [
+        {"name": name, "calls": 1, "fits": True, "total_bytes": size, "step_time_s": 0.05}
+        for name, size in (("loss", 3 * 2**30), ("apply", report["memory"]["total_bytes"]))
+    ]
+    capture = {
+        "versions": dict(zip(("jax", "python"), versions, strict=True)),
+        "programs": rows,
+        "step_time_s": {"value": report["prediction"]["step_time_s"] + 0.1, "origin": "model"},
+    }
+    return {**report, "capture": capture}
+
+
+def test_a_kept_capture_is_compiled_by_each(machine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_capture(tmp_path / "kept")
+    machine.answers = {
+        "default": EndedProgram(0, json.dumps(captured_report(sample_report())), ""),
+        NEW: EndedProgram(0, json.dumps(captured_report(newer_report())), ""),
+    }
+    typed = ["check", "kept", "--toolchain", NEW, "--memory-only", "--per-step", "512"]
+    done = CliRunner().invoke(app, [*typed, "--flags", "--xla_kept=3", "--html", "page.html"])
+    assert done.exit_code == 0, done.output
+    words = ["check", str(folder), "--per-step", "512", "--memory-only"]
+    words += ["--flags", "--xla_kept=3", "--json"]
+    assert machine.checks() == {"default": words, NEW: words}
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    traced = "captured jax 0.10.2 traced the program, once for all; only the compiler differs"
+    assert traced in lines
+    assert "step of all programs 200 ms 180 ms −20 ms (−10.0 %) model" in lines
+    assert "apply, HBM per device 3 GiB 3.5 GiB +512 MiB (+16.7 %) compiler" in lines
+    assert "once for all" in PageReader((tmp_path / "page.html").read_text()).text
+
+
+def test_a_flag_of_the_program_that_a_compiler_does_not_take_is_left_out_there(
+    machine, tmp_path, monkeypatch
+):
+    seen = {}
+    run = machine.run
+
+    def remember(python, arguments, *, progress):
+        if arguments[0] == "check":
+            data = json.loads((Path(arguments[1]) / "capture.json").read_text())
+            seen[str(python)] = data["libtpu_init_args"]
+        return run(python, arguments, progress=progress)
+
+    monkeypatch.setattr(toolchains, "run_tpukit", remember)
+    machine.refused_flags = {NEW: ("xla_old",)}
+    folder = write_capture(tmp_path / "kept", libtpu_init_args="--xla_old=1 --xla_kept=2")
+    both = [parse_toolchain("default"), parse_toolchain(NEW)]
+    found = toolchains.compare_captured(both, folder, [])
+    assert seen == {"default": "--xla_old=1 --xla_kept=2", NEW: "--xla_kept=2"}
+    assert "flags rejected none xla_old compiler" in shown(found)
+    assert json.loads((folder / "capture.json").read_text())["libtpu_init_args"].startswith("--xla")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--toolchain", NEW, "--perfetto", "x.json"], "is for one check"),
+        (["--toolchain", NEW, "--list-programs"], "is for one check"),
+        (["--toolchain", NEW, "--on", "v6e-8,v5e-8"], "expected one slice"),
+        (["--toolchain", "jax-new"], "is no toolchain"),
+    ],
+)
+def test_what_a_comparison_of_a_capture_refuses(machine, tmp_path, monkeypatch, words, reason):
+    monkeypatch.chdir(tmp_path)
+    write_capture(tmp_path / "kept")
+    done = CliRunner().invoke(app, ["check", "kept", *words])
+    assert reason in str(done.exception)
+    assert not machine.asked
+
+
 # What is said again as a key of the job, as itself, or not at all.
 AS_KEYS = {
     *("on", "batch", "sequence", "mesh", "strategy", "remat", "optimizer", "moment_dtype"),
@@ -191,14 +267,15 @@ AS_KEYS = {
 }
 AS_TYPED = {"target", "torch", "arg", "donate", "flags", "memory_only", "no_cache", "timeout"}
 REFUSED = {"fix", "perfetto", "handover", "dump", "decode", "prompt_length", "kv", "weights"}
-REFUSED |= {"baseline", "program", "list_programs", "per_step", "network", "keep"}
+REFUSED |= {"baseline", "program", "list_programs", "network", "keep"}
+OF_CAPTURES = {"per_step"}  # said again for a captured program, refused for a job
 OWN = {"toolchain", "html", "json"}
 
 
 def test_no_option_of_a_check_is_forgotten():
     """A new one has to reach the other interpreters too, or be refused there."""
     names = {one.name for one in every_command()["check"].parameters}
-    assert names == AS_KEYS | AS_TYPED | REFUSED | OWN
+    assert names == AS_KEYS | AS_TYPED | REFUSED | OF_CAPTURES | OWN
 
 
 @pytest.mark.parametrize(
@@ -225,17 +302,22 @@ def test_saved_reports_compare_with_their_versions_above(tmp_path):
     assert "libtpu 0.0.50.1" in PageReader(page.read_text()).text
 
 
-@pytest.mark.slow
-@pytest.mark.libtpu
-def test_a_real_check_with_a_real_second_toolchain(monkeypatch):
+@pytest.fixture
+def second_toolchain(monkeypatch):
     """`make test-toolchains` makes the environments; without one there is nothing to compare."""
-    monkeypatch.delenv("TPUKIT_CACHE_DIR")
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(users_cache()))
     there = (f"{NEW}-py{python}" for python in ("3.13", "3.12"))
     name = next((one for one in there if is_made(parse_toolchain(one))), None)
     if name is None:
         pytest.skip("no second toolchain here; `make test-toolchains` makes them")
+    return name
+
+
+@pytest.mark.slow
+@pytest.mark.libtpu
+def test_a_real_check_with_a_real_second_toolchain(second_toolchain):
     done = CliRunner().invoke(
-        app, ["check", "tiny", "--on", "v6e-4", "--toolchain", name, "--json"]
+        app, ["check", "tiny", "--on", "v6e-4", "--toolchain", second_toolchain, "--json"]
     )
     assert done.exit_code == 0, done.stderr
     default, newer = (one["report"] for one in json.loads(done.stdout)["checks"])
@@ -245,3 +327,24 @@ def test_a_real_check_with_a_real_second_toolchain(monkeypatch):
     assert newer["operations"]["loops"] == default["operations"]["loops"] == 2
     times = [sum(row["times"] for row in one["collectives"]) for one in (default, newer)]
     assert times[0] == times[1]
+
+
+@pytest.mark.slow
+@pytest.mark.libtpu
+def test_a_real_program_with_a_real_second_toolchain(second_toolchain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XLA_FLAGS")
+    (tmp_path / "one.py").write_text(ONE_STEP)
+    words = ["--toolchain", second_toolchain, "--json"]
+    behind = ["--on", "v6e-8", "--keep", "kept", "--", sys.executable, "one.py"]
+    done = CliRunner().invoke(app, ["check", *words, *behind])
+    assert done.exit_code == 0, done.stderr
+    default, newer = (one["report"] for one in json.loads(done.stdout)["checks"])
+    assert newer["versions"]["libtpu"].startswith("0.0.50")
+    assert {one["capture"]["versions"]["jax"] for one in (default, newer)} == {"0.10.2"}
+    # What the program holds does not depend on the compiler; its temporaries may.
+    for purpose in ("parameters", "optimizer state", "batch inputs"):
+        assert newer["memory"]["purposes"][purpose] == default["memory"]["purposes"][purpose]
+    assert newer["prediction"]["step_time_s"] > 0
+    again = CliRunner().invoke(app, ["check", "kept", *words])
+    assert json.loads(again.stdout)["checks"][1]["report"]["memory"] == newer["memory"]

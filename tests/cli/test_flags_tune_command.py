@@ -1,13 +1,16 @@
 """`tpukit flags tune` from the outside: what it prints and its exit codes."""
 
 import json
+import sys
 
 import pytest
+from trainers import ONE_STEP
 from typer.testing import CliRunner
 
 from tpukit.checker.flag_tuning import search as flag_search
 from tpukit.cli import flags
-from tpukit.errors import TPUValidationError, XLACompilationError
+from tpukit.cli.app import app
+from tpukit.errors import ConfigError, TPUValidationError, XLACompilationError
 
 FUNCTION = "import jax.numpy as jnp\ndef step(x):\n    return jnp.tanh(x @ x)\n"
 
@@ -49,3 +52,44 @@ def test_what_is_no_job_is_refused():
     result = CliRunner().invoke(flags.app, ["tune", "tinny", "--on", "v6e-8"])
     assert isinstance(result.exception, TPUValidationError)
     assert "Did you mean 'tiny'" in str(result.exception)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XLA_FLAGS")
+    (tmp_path / "one.py").write_text(ONE_STEP)
+    behind = ["--", sys.executable, "one.py"]
+    return lambda *words: CliRunner().invoke(app, [*words, *behind])
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_a_program_of_others_is_tuned_as_it_is(program, monkeypatch):
+    done = program("flags", "tune", "--on", "v6e-8", "--budget", "2", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["program"], found["slice"]) == ("train_step", "v6e-8")
+    assert [trial["fits"] for trial in found["trials"]] == [True, True]
+    # What it is told to set is what was compiled: the same program, flags in its environment.
+    checked = json.loads(program("check", "--on", "v6e-8", "--keep", "kept", "--json").stdout)
+    assert checked["memory"]["total_bytes"] == found["baseline"]["total_bytes"]["value"]
+    kept = CliRunner().invoke(app, ["flags", "tune", "kept", "--budget", "2", "--json"])
+    assert json.loads(kept.stdout)["trials"] == found["trials"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["tune", "tiny", "--on", "v6e-8", "--", "python"], "target is not for a command of yours"),
+        (["tune", "--mesh", "fsdp=8", "--", "python"], "--mesh is not for a command of yours"),
+        (["tune", "--", "python", "train.py"], "which slice"),
+        (["tune", "--on", "v6e-8,v5e-8", "--", "python"], "expected one slice"),
+        (["tune", "tiny", "--on", "v6e-8", "--program", "step"], "write it behind --"),
+        (["tune", "--on", "v6e-8"], "what should be tuned"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, reason):
+    done = CliRunner().invoke(flags.app, words)
+    assert isinstance(done.exception, ConfigError)
+    assert reason in str(done.exception)

@@ -191,3 +191,9 @@ def test_the_whole_life_of_the_default_job(tmp_path):
         if (one.info["environ"] or {}).get("REHEARSED_IN") == str(tmp_path)
     ]
     assert not psutil.wait_procs(left, timeout=5)[1]
+
+
+def test_a_command_of_others_is_refused_with_what_to_do_instead():
+    refused = CliRunner().invoke(app, ["rehearse", "--on", "v6e-8", "--", "python", "train.py"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "tpukit check --on SLICE -- COMMAND" in str(refused.exception)

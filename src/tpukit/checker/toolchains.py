@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..capturing.captured import copy_without_flags, read_capture
 from ..errors import ConfigError, TPUValidationError
+from ..runtime.files import temporary_folder
+from ..runtime.flags.syntax import read_values
 from ..runtime.progress import Progress, silent
 from ..runtime.toolchains import EndedProgram, Toolchain, environment, run_tpukit
 from .report.comparison import Comparison, ToolchainCheck
@@ -24,11 +27,11 @@ class _Asked:
     """A check as it is typed.
 
     Attributes:
-        arguments: What stands behind `tpukit check`, without compiler options.
+        words: Returns what is written behind `tpukit check` for the flags that a compiler rejects.
         flags: Compiler options, by name; they go in place of the job's own.
     """
 
-    arguments: Sequence[str]
+    words: Callable[[Collection[str]], Sequence[str]]
     flags: Mapping[str, object]
 
 
@@ -53,7 +56,54 @@ def compare_toolchains(
         ConfigError: The first toolchain says that the job is wrong.
         ToolchainError: An environment cannot be made.
     """
-    asked = _Asked(arguments, flags or {})
+    wanted = flags or {}
+
+    def words(rejected: Collection[str]) -> list[str]:
+        return [*arguments, *(_as_options(wanted, rejected) or _without_options(wanted))]
+
+    return _compare(toolchains, _Asked(words, wanted), progress)
+
+
+def compare_captured(
+    toolchains: Sequence[Toolchain],
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    flags: Mapping[str, object] | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Compile one kept capture with each toolchain.
+
+    The program was traced once, by the jax of its own environment, so only the compiler differs.
+    A flag that the program sets for itself and one of the compilers does not take is left out
+    there, and named.
+
+    Args:
+        toolchains: The first is what the others are compared with.
+        folder: The capture.
+        arguments: What is written behind `tpukit check FOLDER`, without compiler options.
+        flags: Compiler options beside those that the program sets.
+        progress: Called with a line for each thing that is done.
+
+    Raises:
+        ConfigError: The first toolchain finds the command wrong.
+        CaptureError: The folder has no whole capture.
+        ToolchainError: An environment cannot be made.
+    """
+    own, wanted = read_values(read_capture(folder).libtpu_init_args), flags or {}
+    with temporary_folder("tpukit-captures-") as copies:
+
+        def words(rejected: Collection[str]) -> list[str]:
+            place = folder
+            if own.keys() & set(rejected):
+                name = f"without-{len(list(copies.iterdir()))}"
+                place = copy_without_flags(folder, copies / name, rejected)
+            return [str(place.absolute()), *arguments, *_as_options(wanted, rejected)]
+
+        return _compare(toolchains, _Asked(words, {**own, **wanted}), progress)
+
+
+def _compare(toolchains: Sequence[Toolchain], asked: _Asked, progress: Progress) -> Comparison:
     with ExitStack() as in_use:
         # All of them first: a missing Python should not show after minutes of compiling.
         pythons = [in_use.enter_context(environment(one, progress=progress)) for one in toolchains]
@@ -71,8 +121,7 @@ def _check(
             progress(f"{toolchain.name}: {_SECONDS.sub('', line).strip()}")
 
     rejected = _rejected_flags(python, asked.flags, tell)
-    taken = {name: value for name, value in asked.flags.items() if name not in rejected}
-    command = ["check", *asked.arguments, *_as_options(taken, asked.flags), "--json"]
+    command = ["check", *asked.words(rejected), "--json"]
     ended = run_tpukit(python, command, progress=tell)
     if ended.code == _USER_ERROR and is_first:
         raise ConfigError(_last_words(ended))
@@ -106,10 +155,14 @@ def _rejected_flags(python: Path, flags: Mapping[str, object], progress: Progres
     return [one["name"] for one in found if one["problem"] is not None]
 
 
-def _as_options(taken: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
-    if taken:
-        return ["--flags", " ".join(_written(taken))]
-    return ["--set", "options={}"] if asked else []  # or the job's own would be taken again
+def _as_options(flags: Mapping[str, object], rejected: Collection[str]) -> list[str]:
+    taken = {name: value for name, value in flags.items() if name not in rejected}
+    return ["--flags", " ".join(_written(taken))] if taken else []
+
+
+def _without_options(asked: Mapping[str, object]) -> list[str]:
+    """Return words that take a job's own options away, which would be taken again."""
+    return ["--set", "options={}"] if asked else []
 
 
 def _written(flags: Mapping[str, object]) -> list[str]:

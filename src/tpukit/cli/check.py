@@ -9,10 +9,15 @@ from ..errors import ConfigError
 from ..runtime.ranges import COUNT
 from . import job_options as options
 from .check_decode import check_decode, write_pages
-from .check_toolchains import TypedCheck, check_toolchains
+from .check_toolchains import (
+    TypedCheck,
+    check_program_toolchains,
+    check_toolchains,
+    end_comparison,
+)
 from .modes import refuse, refuse_all_but
 from .output import Announcer, print_whole, refusals_as_exit_codes
-from .program import AskedProgram, check_command, command_behind, end_check
+from .program import AskedProgram, check_command, command_behind, end_check, is_kept
 from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
@@ -23,9 +28,10 @@ OF_DECODE = ("prompt_length", "weights", "kv")
 OF_PROGRAM = ("program", "list_programs", "per_step", "network", "keep")
 BESIDE_PROGRAM = (
     *("on", "flags", "memory_only", "html", "perfetto", "no_cache", "dump", "timeout", "json"),
-    *("baseline", "fix"),
+    *("baseline", "fix", "toolchain"),
     *OF_PROGRAM,
 )
+OF_COMMAND = ("program", "network", "keep")
 OF_ONE_CHECK = ("decode", "baseline", "fix", "perfetto", "handover", "dump")
 
 
@@ -138,23 +144,39 @@ def check(
     """
     say = Announcer()
     typed = command_behind(called)
-    kept = target is not None and (Path(target) / "capture.json").is_file()
+    kept = typed is None and is_kept(target)
     if typed is not None or kept:
         refuse_all_but(
             called,
             (*BESIDE_PROGRAM, *(["target"] if kept else [])),
             "is not for a command of yours.",
         )
+        if kept:
+            refuse(called, OF_COMMAND, "is for a command, and a kept capture has been run already.")
+        asked = AskedProgram(
+            typed or (),
+            folder=Path(target) if kept and target else None,
+            program=program,
+            list_programs=list_programs,
+            network=network,
+            keep=keep,
+            timeout_s=timeout,
+        )
+        if toolchain is not None:
+            refuse(
+                called,
+                (*OF_ONE_CHECK, "list_programs"),
+                "is for one check, and --toolchain compares several.",
+            )
+            words = {"--on": on, "--per-step": per_step, "--timeout": timeout}
+            words |= {"--memory-only": memory_only, "--no-cache": no_cache}
+            with refusals_as_exit_codes():
+                comparison = check_program_toolchains(
+                    toolchain, asked, on, words, flags=flags, progress=say
+                )
+            end_comparison(comparison, html=html, json=json, progress=say)
         check_command(
-            AskedProgram(
-                typed or (),
-                folder=Path(target) if kept and target else None,
-                program=program,
-                list_programs=list_programs,
-                network=network,
-                keep=keep,
-                timeout_s=timeout,
-            ),
+            asked,
             on,
             say,
             json=json,
@@ -204,12 +226,7 @@ def check(
         typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
         with refusals_as_exit_codes():
             comparison = check_toolchains(toolchain, typed, progress=say)
-        if html is not None:
-            from ..checker.report import write_comparison
-
-            say(f"wrote {write_comparison(comparison, html)}")
-        show(comparison, json=json)
-        raise typer.Exit(comparison.exit_code)
+        end_comparison(comparison, html=html, json=json, progress=say)
     asked |= {} if not flags else {"options": options.compiler_options(flags)}
     if decode:
         unused = {"fix": fix, "arg": arg, "donate": donate, "perfetto": perfetto, "dump": dump}

@@ -3,11 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from .output import show
 
 if TYPE_CHECKING:
     from ..checker.report import Comparison
     from ..runtime.progress import Progress
+    from .program import AskedProgram
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,46 @@ def check_toolchains(names: str, typed: TypedCheck, *, progress: "Progress") -> 
     return compare_toolchains(
         toolchains, typed.words(), flags=typed.compiler_flags(), progress=progress
     )
+
+
+def check_program_toolchains(
+    names: str,
+    asked: "AskedProgram",
+    on: str | None,
+    words: Mapping[str, Any],
+    *,
+    flags: str,
+    progress: "Progress",
+) -> "Comparison":
+    """Capture a program once, compile it with each of the toolchains, and compare the answers.
+
+    Args:
+        names: Of the toolchains, between commas.
+        asked: The command, or a capture that was kept.
+        on: The slice.
+        words: Values of options by their names; those that are None or False are left out.
+        flags: Compiler options as one string.
+        progress: Called with a line for each thing that is done.
+    """
+    from ..checker.toolchains import compare_captured
+    from ..runtime.flags import parse_flags
+    from ..runtime.toolchains import parse_toolchains
+
+    toolchains, options = parse_toolchains(names), parse_flags(flags)
+    typed: list[str] = []
+    for name, value in words.items():
+        typed += [] if value in (None, False) else [name] if value is True else [name, str(value)]
+    with asked.kept_capture(on, progress) as folder:
+        return compare_captured(toolchains, folder, typed, flags=options, progress=progress)
+
+
+def end_comparison(
+    comparison: "Comparison", *, html: Path | None, json: bool, progress: "Progress"
+) -> NoReturn:
+    """Write the page that was asked for, show a comparison, and exit."""
+    if html is not None:
+        from ..checker.report import write_comparison
+
+        progress(f"wrote {write_comparison(comparison, html)}")
+    show(comparison, json=json)
+    raise typer.Exit(comparison.exit_code)

@@ -76,7 +76,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "flags list": ("tpukit flags list windowed", "tpukit flags list --level 3 --on v6e"),
     "flags explain": ("tpukit flags explain xla_tpu_rwb_fusion",),
-    "flags tune": ("tpukit flags tune llama3.1-8b --on v6e-8 --batch-size 24",),
+    "flags tune": (
+        "tpukit flags tune llama3.1-8b --on v6e-8 --batch-size 24",
+        "tpukit flags tune --on v6e-8 -- python train.py",
+    ),
     "cache show": ("tpukit cache show",),
     "cache clear": ("tpukit cache clear",),
     "report diff": ("tpukit report diff before.json after.json",),

@@ -10,13 +10,14 @@ import typer
 from ..runtime.ranges import Range
 from .flags_tune import tune
 from .job_options import Json
+from .program import ProgramCommand
 from .values import within
 
 if TYPE_CHECKING:
     from ..runtime.flags import FlagRegistry
 
 app = typer.Typer(no_args_is_help=True)
-app.command()(tune)
+app.command(cls=ProgramCommand)(tune)
 
 WOULD_STOP_A_JOB = 2
 LEVEL = Range(0, 3)

@@ -1,6 +1,7 @@
 """`tpukit check … -- COMMAND`: any program, unmodified, judged as if it ran on the slice."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..checker.result import CheckResult
     from ..compiler.memory import MemoryReport
     from ..hardware import Slice
+    from ..runtime.progress import Progress
 
 COMMAND = "tpukit.command"
 
@@ -30,6 +32,11 @@ class ProgramCommand(TyperCommand):
             ctx.meta[COMMAND] = args[at + 1 :]
             args = args[:at]
         return super().parse_args(ctx, args)
+
+
+def is_kept(target: str | None) -> bool:
+    """Return whether a target is a folder that `tpukit check --keep` wrote."""
+    return target is not None and (Path(target) / "capture.json").is_file()
 
 
 def command_behind(called: typer.Context) -> list[str] | None:
@@ -55,10 +62,11 @@ class AskedProgram:
     keep: Path | None = None
     timeout_s: float | None = None
 
-    def capture(self, on: str, say: Announcer) -> "Captured":
+    def capture(self, on: str, say: "Progress") -> "Captured":
         """Return the capture for one slice."""
         from ..capturing.captured import read_capture
         from ..capturing.running import run_captured
+        from ..hardware import Slice
 
         if self.folder is None:
             return run_captured(
@@ -71,12 +79,31 @@ class AskedProgram:
                 progress=say,
             )
         captured = read_capture(self.folder)
-        if on and str(captured.slice) != on:
-            raise ConfigError(
-                f"{self.folder} was captured for {captured.slice}, and a program builds its mesh "
-                f"for the devices it sees; capture it again with --on {on} -- COMMAND."
-            )
-        return captured
+        return captured.moved_to(Slice.parse(on)) if on else captured
+
+    def capture_on_one(self, on: str | None, say: "Progress") -> "Captured":
+        """Return the capture for the one slice that a command needs."""
+        from ..hardware import Slice
+
+        if on is None and self.folder is None:
+            raise ConfigError("which slice? Give --on v6e-8.")
+        if on is not None and "," in on:
+            raise ConfigError(f"expected one slice, but --on is {on}; several are for one check.")
+        return self.capture("" if on is None else str(Slice.parse(on)), say)
+
+    @contextmanager
+    def kept_capture(self, on: str | None, say: "Progress") -> "Generator[Path]":
+        """Yield a folder with the capture for one slice, as another process reads it."""
+        from ..runtime.files import temporary_folder
+
+        if self.folder is not None:
+            self.capture_on_one(on, say)  # refuses a slice that it is not for
+            yield self.folder
+            return
+        with temporary_folder("tpukit-kept-") as place:
+            folder = self.keep or place / "capture"
+            replace(self, keep=folder).capture_on_one(on, say)
+            yield folder
 
     def capture_again(self, say: Announcer) -> "Callable[[Slice], Captured] | None":
         """Return what captures the command for another slice; None for a kept capture."""

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from ..runtime.ranges import Range
 from . import job_options as options
+from .program import command_behind
 from .values import output_folder, within
 
 Target = Annotated[
@@ -28,6 +30,7 @@ DryRun = Annotated[
 
 
 def rehearse(
+    called: typer.Context,
     target: Target = None,
     data: options.Data = None,
     on: options.On = None,
@@ -43,6 +46,12 @@ def rehearse(
     A large job is planned and checked as it is, and a small one of its kind is trained. Exit 0
     where all stages passed, 1 where one failed; `report.html` shows predicted beside measured.
     """
+    if command_behind(called) is not None:
+        raise ConfigError(
+            "a rehearsal is of a job, which tpukit launches, stops and resumes, and it launches no "
+            "command of yours; judge that with `tpukit check --on SLICE -- COMMAND`, or rehearse a "
+            "preset (`tpukit rehearse tiny --on v6e-8`)."
+        )
     from ..job.reading import read_job
     from ..rehearsal.rehearse import default_job, prepare, refuse_other_folder
     from ..rehearsal.rehearse import rehearse as play

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from tpukit.capturing.captured import Captured, CapturedProgram
 from tpukit.checker.flag_tuning import search as flag_search
 from tpukit.checker.flag_tuning.candidates import CandidateGroup, OptionSet, load_candidates
 from tpukit.checker.flag_tuning.search import is_better, tune_flags
@@ -202,6 +203,50 @@ class TestTheSearch:
             tune_flags(
                 request_for_one_chip, options={"xla_tpu_scoped_vmem_limit": 1}, registry=registry
             )
+
+
+def captured_of(request, *, calls, own=""):
+    """A capture whose programs are all the same one."""
+    about = SimpleNamespace(flops=1.0)
+    return Captured(
+        slice=request.slice,
+        programs=tuple(
+            CapturedProgram(request.program, count, about, (), (), ()) for count in calls
+        ),
+        listed=(),
+        command=("python", "train.py"),
+        versions={"jax": "0.10.2"},
+        processes=1,
+        libtpu_init_args=own,
+    )
+
+
+class TestACapturedProgram:
+    def test_programs_of_one_step_are_tried_together(self, pretend, request_for_one_chip, registry):
+        calls = pretend(lambda options: (1.0 - options.get(VMEM, 0) / 1e5, 1000))
+        captured = captured_of(request_for_one_chip, calls=(4, 1))
+        found = tune_flags(captured, groups=[SIZES], registry=registry)
+        assert found.baseline.step_time_s == pytest.approx(5.0)
+        assert found.best.step_time_s == pytest.approx(3.5)
+        assert found.best.total_bytes == 1000
+        assert len(calls) == 6
+
+    def test_the_budget_counts_compiles(self, pretend, request_for_one_chip, registry):
+        calls = pretend(lambda options: (1.0, 1))
+        captured = captured_of(request_for_one_chip, calls=(1, 1))
+        found = tune_flags(captured, groups=[SIZES], registry=registry, budget=5)
+        assert len(calls) == 4
+        assert found.stopped == "the budget of 5 compiles is spent"
+
+    def test_its_own_flags_stay_and_are_not_tried_again(
+        self, pretend, request_for_one_chip, registry
+    ):
+        calls = pretend(lambda options: (1.0 - options.get(RERUN, 0) / 100, 1000))
+        captured = captured_of(request_for_one_chip, calls=(1,), own=f"--{VMEM}=30000")
+        found = tune_flags(captured, groups=[SIZES, RERUNS], registry=registry)
+        assert found.variables == {"LIBTPU_INIT_ARGS": f"--{VMEM}=30000 --{RERUN}=3"}
+        assert dict(found.skipped) == {"size: 30000": "the program sets it already"}
+        assert {VMEM: 30000} not in calls
 
 
 def test_a_step_that_is_shorter_because_something_was_not_seen_is_no_gain():

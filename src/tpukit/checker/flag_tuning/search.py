@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...capturing.captured import Captured
 from ...compiler.aot import DEFAULT_TIMEOUT_S, compile_many, run_request
 from ...compiler.compiled import CompiledStep
 from ...compiler.program.lowered import Program
@@ -14,22 +15,21 @@ from ...hardware import Slice
 from ...job.job import Job
 from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, set_xla_flags
 from ...runtime.flags.setting import check_flags
+from ...runtime.flags.syntax import read_values
 from ...runtime.progress import Progress, watched
 from ..compiling import lower_job
 from .candidates import CandidateGroup, OptionSet, load_candidates
+from .judging import in_one_step, is_better, judge
 from .trials import FlagSearch, FlagTrial
 
 if TYPE_CHECKING:
     from ...annotations import AnyMesh
 
 DEFAULT_BUDGET = 24
-# Predicted times nearer than this count as equal: no search can tell them apart.
-SMALLEST_GAIN = 0.005
-SMALLEST_SAVING = 0.01  # of memory, where the time is equal
 
 
 def tune_flags(
-    workload: Job | Callable[..., Any] | Program | StepSource | CompileRequest,
+    workload: Job | Callable[..., Any] | Program | StepSource | CompileRequest | Captured,
     on: Slice | str | None = None,
     *args: Any,
     mesh: "Mapping[str, int] | AnyMesh | None" = None,
@@ -52,8 +52,9 @@ def tune_flags(
     recorded with its reason; what the prediction is blind to is tried and shown, not chosen.
 
     Args:
-        workload: A `Job`, what `compile_for` takes, or what `make_request` made of it.
-        on: The slice to compile for; a job or a request names its own.
+        workload: A `Job`, what `compile_for` takes, what `make_request` made of it, or a captured
+            program, whose own flags stay on; a step of several programs is tried as a whole.
+        on: The slice to compile for; a job, a request or a capture names its own.
         *args: Example arguments of a function.
         mesh: For a workload, as for `compile_for`.
         donate_argnums: For a function, as for `compile_for`.
@@ -81,16 +82,24 @@ def tune_flags(
     started = as_compiler_options(options or {}, registry=registry)
     if isinstance(workload, Job):
         workload = lower_job(workload if on is None else workload.replace(on=str(on)))
-    if isinstance(workload, CompileRequest):
-        request = replace(workload, options={**workload.options, **started})
+    calls = [1]
+    if isinstance(workload, Captured):
+        ordered = workload.by_flops
+        requests = [workload.request(one, started) for one in ordered]
+        calls = [one.calls for one in ordered]
+    elif isinstance(workload, CompileRequest):
+        requests = [replace(workload, options={**workload.options, **started})]
     elif on is None:
         raise TPUValidationError("which slice? Name one, for example on='v6e-8'.")
     else:
-        request = make_request(
-            workload, on, *args, mesh=mesh, donate_argnums=donate_argnums, options=started
-        )
+        requests = [
+            make_request(
+                workload, on, *args, mesh=mesh, donate_argnums=donate_argnums, options=started
+            )
+        ]
     search = _FlagSearch(
-        request=request,
+        requests=requests,
+        calls=calls,
         registry=registry,
         budget=budget,
         deadline=None if seconds is None else time.monotonic() + seconds,
@@ -103,7 +112,15 @@ def tune_flags(
 
 @dataclass
 class _FlagSearch:
-    request: CompileRequest
+    """One search.
+
+    Attributes:
+        requests: The programs of one step, the heaviest first; all get the same options.
+        calls: How often one step runs each of them.
+    """
+
+    requests: Sequence[CompileRequest]
+    calls: Sequence[int]
     registry: FlagRegistry
     budget: int
     deadline: float | None
@@ -114,18 +131,28 @@ class _FlagSearch:
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     stopped: str = ""
 
+    @property
+    def name(self) -> str:
+        return ", ".join(one.program.name for one in self.requests)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The flags that the program sets for itself."""
+        own = self.requests[0].libtpu_init_args
+        return {"LIBTPU_INIT_ARGS": own} if own else {}
+
     def run(self, groups: Sequence[CandidateGroup]) -> FlagSearch:
-        self.progress(f"compiling {self.request.program.name} with the options as given")
+        self.progress(f"compiling {self.name} with the options as given")
         how = {name: self.compile_options[name] for name in ("timeout_s", "use_cache")}
-        compiled = run_request(self.request, until="schedule", **how)
-        baseline = judge(compiled, FlagTrial(options=self.request.options))
+        compiled = [run_request(one, until="schedule", **how) for one in self.requests]
+        baseline = self._judge(compiled, FlagTrial(options=self.requests[0].options))
         self.trials.append(baseline)
         self.progress(f"as given: {baseline.outcome}")
         kept = [baseline]
         for group in groups:
-            missing = group.missing_in(compiled)
-            if missing:
-                self.skipped.append((group.name, missing))
+            missing = [group.missing_in(one) for one in compiled]
+            if all(missing):
+                self.skipped.append((group.name, missing[0]))
                 continue
             kept = self._choose(group, kept)
             if self.stopped:
@@ -135,10 +162,10 @@ class _FlagSearch:
     def _choose(self, group: CandidateGroup, kept: list[FlagTrial]) -> list[FlagTrial]:
         """The best sets of options once a group was tried on top of those kept so far."""
         tried: list[FlagTrial] = []
-        for candidate in group.candidates_for(self.request.slice.chip.name):
-            default = self._already_default(candidate)
-            if default:
-                self.skipped.append((candidate.name, default))
+        for candidate in group.candidates_for(self.requests[0].slice.chip.name):
+            already = self._already_set(candidate)
+            if already:
+                self.skipped.append((candidate.name, already))
                 continue
             tried += self._refuse_or_pose(candidate, kept)
         answers = self._compile([trial for trial in tried if not trial.refusal])
@@ -158,22 +185,28 @@ class _FlagSearch:
             names = (*parent.names, candidate.name)
             try:
                 options = as_compiler_options(wanted, registry=self.registry)
+                if self.variables:  # refuses what excludes a flag of the program's own
+                    set_xla_flags(wanted, environment=self.variables, registry=self.registry)
                 posed.append(FlagTrial(names=names, options=options))
             except FlagError as error:  # unknown to this libtpu, or not with what is on already
                 self._record(FlagTrial(names=names, options=wanted, refusal=str(error)))
         return posed
 
-    def _already_default(self, candidate: OptionSet) -> str:
+    def _already_set(self, candidate: OptionSet) -> str:
+        own = read_values(self.requests[0].libtpu_init_args)
         flags = {name: self.registry.get(name) for name in candidate.options}
         same = [
-            flag is not None and flag.default == flag.render(candidate.options[name])
+            flag is not None and own.get(name, flag.default) == flag.render(candidate.options[name])
             for name, flag in flags.items()
         ]
-        return "already the default" if all(same) else ""
+        if not all(same):
+            return ""
+        return "the program sets it already" if own.keys() & flags else "already the default"
 
     def _compile(self, posed: list[FlagTrial]) -> list[FlagTrial]:
         """Compile as many as budget and time allow, some side by side."""
-        affordable = posed[: max(0, self.budget - len(self.trials))]
+        left = self.budget // len(self.requests) - len(self.trials)
+        affordable = posed[: max(0, left)]
         if len(affordable) < len(posed):
             self.stopped = f"the budget of {self.budget} compiles is spent"
         how = dict(self.compile_options)
@@ -183,12 +216,18 @@ class _FlagSearch:
                 self.stopped = "the time is spent"
                 return []
             how["timeout_s"] = min(how["timeout_s"], left)
-        requests = [replace(self.request, options=trial.options) for trial in affordable]
+        count = len(self.requests)
+        requests = [
+            replace(one, options=trial.options) for trial in affordable for one in self.requests
+        ]
         answers = compile_many(requests, until="schedule", **how)
         return [
-            self._record(judge(answer, trial))
-            for trial, answer in zip(affordable, answers, strict=True)
+            self._record(self._judge(answers[number * count : (number + 1) * count], trial))
+            for number, trial in enumerate(affordable)
         ]
+
+    def _judge(self, answers: Sequence[CompiledStep | TPUError], trial: FlagTrial) -> FlagTrial:
+        return in_one_step([judge(answer, trial) for answer in answers], self.calls)
 
     def _record(self, trial: FlagTrial) -> FlagTrial:
         self.trials.append(trial)
@@ -196,11 +235,11 @@ class _FlagSearch:
         return trial
 
     def _result(self, baseline: FlagTrial, best: FlagTrial) -> FlagSearch:
-        record = set_xla_flags(best.options, environment={}, registry=self.registry)
+        record = set_xla_flags(best.options, environment=self.variables, registry=self.registry)
         written = check_flags(best.options, registry=self.registry)
         return FlagSearch(
-            program=self.request.program.name,
-            slice=self.request.slice,
+            program=self.name,
+            slice=self.requests[0].slice,
             baseline=baseline,
             best=best,
             trials=tuple(self.trials),
@@ -209,32 +248,3 @@ class _FlagSearch:
             flags=format_flags({name: text for name, (_, text) in written.items()}),
             stopped=self.stopped,
         )
-
-
-def judge(answer: CompiledStep | TPUError, trial: FlagTrial) -> FlagTrial:
-    """A trial with what the compiler said of it, and the step predicted from that."""
-    if isinstance(answer, TPUError):
-        return replace(trial, refusal=str(answer))
-    try:
-        found = replace(trial, fits=answer.fits, total_bytes=answer.memory.total_bytes)
-        if not answer.fits:
-            return replace(found, no_prediction="a program that does not fit takes no step")
-        prediction = answer.predict()
-    except TPUError as error:
-        return replace(trial, refusal=str(error))
-    return replace(found, step_time_s=prediction.step_time_s, caveats=prediction.caveats)
-
-
-def is_better(trial: FlagTrial, than: FlagTrial) -> bool:
-    """Whether a trial is worth keeping: it fits, is faster, or is smaller at the same time."""
-    # What the prediction cannot see counts as nothing there, which would look like a gain.
-    if trial.refusal or len(trial.caveats) > len(than.caveats):
-        return False
-    if bool(trial.fits) != bool(than.fits):
-        return bool(trial.fits)
-    smaller = (trial.total_bytes or 0) < (1 - SMALLEST_SAVING) * (than.total_bytes or 0)
-    if trial.step_time_s is None or than.step_time_s is None:
-        return smaller
-    if trial.step_time_s < (1 - SMALLEST_GAIN) * than.step_time_s:
-        return True
-    return smaller and trial.step_time_s <= than.step_time_s

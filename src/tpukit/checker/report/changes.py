@@ -115,6 +115,7 @@ def _pairs(a: Report, b: Report) -> Iterator[Change]:
             yield Change("program", name, before, after)
     yield from _memory(a.get("memory") or {}, b.get("memory") or {})
     yield from _time(a, b)
+    yield from _programs(a.get("capture") or {}, b.get("capture") or {})
     if "operations" in a and "operations" in b:
         for name, before, after in _both(a["operations"], b["operations"]):
             yield Change("operations", name, before or 0, after or 0, "count", "compiler")
@@ -148,6 +149,20 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
         yield Change("time", "not counted", before, after, origin="model")
     for name, before, after in _both(old.get("seconds_by_cause"), new.get("seconds_by_cause")):
         yield Change("time", name, before or 0, after or 0, "s", "model", is_part=True)
+
+
+def _programs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the whole step of a captured program, where it runs several programs, and each."""
+    rows = [{row["name"]: row for row in one.get("programs", ())} for one in (a, b)]
+    if min(map(len, rows)) < 2:
+        return
+    before, after = (one["step_time_s"]["value"] for one in (a, b))
+    yield Change("time", "step of all programs", before, after, "s", "model")
+    for name, old, new in _both(*rows):
+        memory = [(row or {}).get("total_bytes") for row in (old, new)]
+        yield Change("memory", f"{name}, HBM per device", *memory, unit="B", origin="compiler")
+        times = [(row or {}).get("step_time_s") for row in (old, new)]
+        yield Change("time", f"{name}, one call", *times, unit="s", origin="model")
 
 
 def _step_or_reason(report: Report) -> str:

@@ -83,8 +83,10 @@ class Comparison(Shown):
             said = [", ".join(one.rejected_flags) or "none" for one in self.checks]
             rows.append(self._row("verdict", "flags rejected", said))
         rows += self._figures()
-        made_with = tuple((one.toolchain, one.made_with) for one in self.checks)
-        return SideBySide(made_with, tuple(headings), tuple(rows))
+        made_with = [(one.toolchain, one.made_with) for one in self.checks]
+        if self._traced_by:
+            made_with.append(("captured", self._traced_by))
+        return SideBySide(tuple(made_with), tuple(headings), tuple(rows))
 
     def changes_from_first(self, check: ToolchainCheck) -> list[Change]:
         """Every figure of a check beside that of the first one."""
@@ -116,6 +118,15 @@ class Comparison(Shown):
     @property
     def _first(self) -> ToolchainCheck | None:
         return next((one for one in self.checks if one.report is not None), None)
+
+    @property
+    def _traced_by(self) -> str:
+        """Which jax traced a captured program; "" for a job, which each toolchain traces itself."""
+        report = self._first.report if self._first else None
+        seen = ((report or {}).get("capture") or {}).get("versions")
+        if not seen:
+            return ""
+        return f"jax {seen['jax']} traced the program, once for all; only the compiler differs"
 
     def _row(self, section: str, name: str, said: Sequence[str]) -> Row:
         cells = [said[0]]
