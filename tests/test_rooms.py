@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tpukit.runtime import run_files
+
 SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 # Top to bottom, as in docs/architecture.md.
 ROOMS = [
@@ -76,6 +78,17 @@ def test_the_check_can_fail(tmp_path, monkeypatch):
 def test_no_file_is_past_the_cap():
     lengths = {path: len(path.read_text().splitlines()) for path in FILES}
     assert not [str(path) for path, length in lengths.items() if length > 800]
+
+
+def test_the_files_of_a_run_are_named_in_one_place():
+    names = {name for key, name in vars(run_files).items() if key.endswith("_FILE")}
+    assert "metrics.jsonl" in names
+    homes = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in names:
+                homes.setdefault(node.value, set()).add(path.stem)
+    assert homes == {name: {"run_files"} for name in names}
 
 
 def test_a_class_name_means_one_thing():

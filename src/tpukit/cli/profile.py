@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.run_files import CHECK_FILE
 from .job_options import Json
 from .output import show
 from .values import output_file
-
-CHECK = "check.json"  # what a run directory calls the check of its job
 
 
 def profile(
@@ -33,8 +32,8 @@ def profile(
     from ..observe.profiling.profile import read_newest
     from ..observe.profiling.steps import predicted_step
 
-    if predicted is None and (recording / CHECK).is_file():
-        predicted = recording / CHECK
+    if predicted is None and (recording / CHECK_FILE).is_file():
+        predicted = recording / CHECK_FILE
     step = None if predicted is None else predicted_step(predicted)
     found = read_newest(recording)
     show(found.analysis, json=json)

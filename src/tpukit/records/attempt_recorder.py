@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..runtime.run_files import EVENTS_FILE
 from .attempts import close_killed
-from .events import EVENTS, PROGRESS_EVERY_S, EventsFile
+from .events import PROGRESS_EVERY_S, EventsFile
 from .host_steps import HostSteps
 from .ledger import Ledger
 
@@ -22,7 +23,7 @@ class AttemptRecorder:
 
     def __init__(self, run_dir: Path, *, process: int, ledger: Ledger) -> None:
         self._run_dir, self._ledger = run_dir, ledger
-        self._events = EventsFile(run_dir / EVENTS) if process == 0 else None
+        self._events = EventsFile(run_dir / EVENTS_FILE) if process == 0 else None
         self._steps = HostSteps(run_dir, process)
         self._step = 0
         self._stalled_s = 0.0  # of which the file knows

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .events import EVENTS, PROGRESS_EVERY_S, Event, EventsFile, read_events
+from ..runtime.run_files import EVENTS_FILE
+from .events import PROGRESS_EVERY_S, Event, EventsFile, read_events
 from .host_steps import HostStep, read_newest_steps
 
 KILLED = "killed"
@@ -180,7 +181,7 @@ def read_attempts(run_dir: Path, events: Iterable[Event]) -> list[RunAttempt]:
 
 def close_killed(run_dir: Path, file: EventsFile) -> int:
     """Write the end of an attempt that could not, if there is one; return how many there were."""
-    attempts = attempts_of(read_events(run_dir / EVENTS))
+    attempts = attempts_of(read_events(run_dir / EVENTS_FILE))
     if not attempts or attempts[-1].reason is not None:
         return len(attempts)
     last = attempts[-1]

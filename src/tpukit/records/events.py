@@ -27,7 +27,6 @@ from ..runtime.run_tail import is_number, is_time
 from ..shown import Shown
 from .lines import AppendedLines
 
-EVENTS = "events.jsonl"
 # Seconds between two lines of progress; what came after the last is in the host's step records.
 PROGRESS_EVERY_S = 60.0
 

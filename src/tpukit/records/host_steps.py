@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from ..runtime.run_files import HOST_STEPS_FILE, HOSTS_FOLDER
 from ..runtime.run_tail import is_number, is_time
 from .lines import AppendedLines, read_end
 
@@ -101,7 +102,7 @@ class HostSteps:
 
 def steps_file(run_dir: Path, process: int) -> Path:
     """Return where a process writes its steps."""
-    return run_dir / "hosts" / str(process) / "steps.jsonl"
+    return run_dir / HOSTS_FOLDER / str(process) / HOST_STEPS_FILE
 
 
 def read_newest_steps(run_dir: Path, process: int, *, since: float) -> list[HostStep]:

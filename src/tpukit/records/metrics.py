@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import TPUValidationError
 from ..runtime.files import write_bytes
+from ..runtime.run_files import METRICS_FILE
 from .lines import AppendedLines
 
 
@@ -64,7 +65,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         TPUValidationError: There is none.
     """
     file = Path(path)
-    file = file / "metrics.jsonl" if file.is_dir() else file
+    file = file / METRICS_FILE if file.is_dir() else file
     if not file.is_file():
         raise TPUValidationError(f"{file} is not there; name a run directory or its metrics.jsonl.")
     return [record for _, record in _lines(file)]

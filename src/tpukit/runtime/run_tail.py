@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from ..plain_data import read_json
+from .run_files import EVENTS_FILE, IDENTITY_FILE, METRICS_FILE
 
 RUNS = "runs"
-METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
 # A record takes a few hundred bytes; one that is far longer is looked for further up.
 TAIL_BYTES = (8 * 1024, 1024 * 1024)
 _MOST = sys.float_info.max
@@ -69,7 +69,7 @@ class RunTail:
 
 def newest_run(folder: str | Path = RUNS) -> Path | None:
     """Return the run directory whose metrics were written last, or None."""
-    files = [*Path(folder).glob(f"*/{METRICS}")]
+    files = [*Path(folder).glob(f"*/{METRICS_FILE}")]
     newest = max(files, key=_written_at, default=None)
     return None if newest is None else newest.parent
 
@@ -108,7 +108,7 @@ class RunTailReader:
         """
         records: tuple[Mapping[str, Any], ...] = ()
         for most_bytes in TAIL_BYTES:
-            lines = _last_lines(self.path / METRICS, most_bytes)
+            lines = _last_lines(self.path / METRICS_FILE, most_bytes)
             timed = (one for one in lines if is_number(one.get("step_time_s")))
             records = tuple(itertools.islice(timed, steps))
             if len(records) == steps:
@@ -128,14 +128,14 @@ class RunTailReader:
         if self._batch_size is not None:
             return  # it is what makes the run this run, and stays
         try:
-            size = read_json(self.path / IDENTITY)["identity"]["batch_size"]
+            size = read_json(self.path / IDENTITY_FILE)["identity"]["batch_size"]
         except (OSError, ValueError, KeyError, TypeError):
             return
         self._batch_size = size if type(size) is int else None
 
     def _read_events(self) -> None:
         """Find the newest attempt's FLOPs: another may have had another batch."""
-        path = self.path / EVENTS
+        path = self.path / EVENTS_FILE
         try:
             about = path.stat()
             file_id, seen = self._events

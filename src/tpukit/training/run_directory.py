@@ -14,14 +14,13 @@ import jax
 from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
 from ..plain_data import read_json
-from ..records.events import EVENTS
 from ..runtime.files import open_private, private_folder, write_text
 from ..runtime.logs import ROOT, TextFormatter
+from ..runtime.run_files import EVENTS_FILE, IDENTITY_FILE, LOG_FILE, METRICS_FILE
 from ..runtime.storage import PASSING_ERRORS
 from ..runtime.writer_lock import WriterLock
 from .checkpoint.agreement import raise_together
 
-IDENTITY = "run.json"
 FORMAT = 1
 PLACEMENT = "placement.txt"
 LOCK = "run.lock"
@@ -47,7 +46,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.metrics = self.path / "metrics.jsonl"
+        self.metrics = self.path / METRICS_FILE
         self.checkpoints = self.path / "checkpoints"
         self.changes: tuple[str, ...] = ()
         self._handler: _RunLog | None = None
@@ -94,12 +93,12 @@ class RunDirectory:
         Raises:
             TPUValidationError: It holds another run, or something that is no run at all.
         """
-        file = self.path / IDENTITY
+        file = self.path / IDENTITY_FILE
         if file.is_file():
             return self._differs(_plain(identity), _plain(recipe), _read(file))
         if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
             raise TPUValidationError(
-                f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
+                f"{self.path} holds files but no run ({IDENTITY_FILE} is missing); give the run a "
                 "folder of its own."
             )
         if self.path.exists() and not self.path.is_dir():
@@ -127,19 +126,19 @@ class RunDirectory:
     def _open(
         self, identity: dict[str, Any], recipe: dict[str, Any], settings: dict[str, Any]
     ) -> None:
-        file = self.path / IDENTITY
+        file = self.path / IDENTITY_FILE
         self.refuse_other(identity, recipe=recipe)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         private_folder(self.path)
         self._take()
         # Once more, now that no other process can change it.
         if self.refuse_other(identity, recipe=recipe):
-            (self.path / EVENTS).unlink(missing_ok=True)  # attempts at something else
+            (self.path / EVENTS_FILE).unlink(missing_ok=True)  # attempts at something else
         document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         if not file.is_file() or file.read_text() != text:  # a full disk must not stop a restart
             write_text(file, text, private=True)
-        handler = _RunLog(self.path / "train.log", encoding="utf-8")
+        handler = _RunLog(self.path / LOG_FILE, encoding="utf-8")
         handler.setLevel(logging.WARNING)
         handler.setFormatter(TextFormatter())
         logging.getLogger(ROOT).addHandler(handler)
@@ -191,7 +190,7 @@ def read_run(path: str | Path) -> dict[str, Any]:
     Raises:
         TPUValidationError: It is damaged, or of another tpukit.
     """
-    return _read(Path(path) / IDENTITY)
+    return _read(Path(path) / IDENTITY_FILE)
 
 
 class _RunLog(logging.FileHandler):

@@ -19,9 +19,10 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
 from ..quantization.files.model_files import is_quantized_folder
 from ..quantization.frozen import rounded_base, saved_base
+from ..runtime.run_files import IDENTITY_FILE
 from .checkpoint import Checkpoint, TPUCheckpointer
 from .data.tokenizer_files import BYTES, TOKENIZER
-from .run_directory import IDENTITY, read_run
+from .run_directory import read_run
 
 
 def existing_path(source: str | Path) -> Path:
@@ -42,12 +43,12 @@ def existing_path(source: str | Path) -> Path:
 
 def find_run(path: Path) -> tuple[Path | None, int | None]:
     """The run that a path belongs to, and the step where it names one."""
-    if (path / IDENTITY).is_file():
+    if (path / IDENTITY_FILE).is_file():
         return path, None
     path = path.resolve()
-    if (path.parent / IDENTITY).is_file():
+    if (path.parent / IDENTITY_FILE).is_file():
         return path.parent, None
-    if path.name.isdigit() and (path.parent.parent / IDENTITY).is_file():
+    if path.name.isdigit() and (path.parent.parent / IDENTITY_FILE).is_file():
         return path.parent.parent, int(path.name)
     return None, None
 

@@ -22,8 +22,8 @@ from ..models.stored.placement import place_stored
 from ..models.stored.running import dense_parameters
 from ..models.transformer.config import TransformerConfig
 from ..quantization.files.model_files import is_quantized_folder, load_quantized
+from ..runtime.run_files import IDENTITY_FILE
 from .data.tokenizer_files import BYTES, TOKENIZER
-from .run_directory import IDENTITY
 from .saved_run import existing_path, find_run, read_saved, restore_saved
 
 
@@ -77,8 +77,8 @@ def load_trained(
     if (path / ADAPTER_CONFIG).is_file():
         return _from_peft(path, step, mesh)
     raise TPUValidationError(
-        f"{path} is neither a run ({IDENTITY} is missing) nor a Hugging Face folder (config.json "
-        "is missing); give the run directory that 'tpukit train' named."
+        f"{path} is neither a run ({IDENTITY_FILE} is missing) nor a Hugging Face folder "
+        "(config.json is missing); give the run directory that 'tpukit train' named."
     )
 
 

@@ -12,9 +12,10 @@ from tpukit.observe.runs import Run
 from tpukit.observe.runs.goodput import CAUSES, goodput_of
 from tpukit.records.attempt_recorder import AttemptRecorder
 from tpukit.records.attempts import attempts_of, close_killed
-from tpukit.records.events import EVENTS, Event, EventsFile, read_events
+from tpukit.records.events import Event, EventsFile, read_events
 from tpukit.records.host_steps import HostSteps, steps_file
 from tpukit.records.ledger import Ledger
+from tpukit.runtime.run_files import EVENTS_FILE
 
 STALL_S, SAVE_S = 0.1, 0.7
 
@@ -33,7 +34,7 @@ class Job:
         (folder / "run.json").write_text("{}")
 
     def write(self, event, **data):
-        with (self.folder / EVENTS).open("a") as file:
+        with (self.folder / EVENTS_FILE).open("a") as file:
             file.write(json.dumps(Event(self.now, event, data).to_dict()) + "\n")
 
     def spend(self, what, seconds, *, say=True):
@@ -57,7 +58,7 @@ class Job:
     def start(self):
         if self.attempt:
             self.spend("restart", self.random.uniform(1, 50), say=False)
-        file = EventsFile(self.folder / EVENTS)
+        file = EventsFile(self.folder / EVENTS_FILE)
         assert close_killed(self.folder, file) == self.attempt
         file.close()
         self.began, self.own, self.step = self.now, set(), self.saved
@@ -145,7 +146,7 @@ def test_the_parts_are_where_the_job_spent_its_time(tmp_path_factory, attempts, 
     found = Run(job.folder).goodput()
     truth = dict(job.truth)
     # What the last attempt did since it last wrote anything, nobody can know.
-    said = [event.time for event in read_events(job.folder / EVENTS)]
+    said = [event.time for event in read_events(job.folder / EVENTS_FILE)]
     unseen = job.now - max(*said, *(when for _, when in job.step_of.values()), 0.0)
     productive = truth.pop("productive") - truth["lost"]
     assert found.total.productive_s == pytest.approx(productive)
@@ -242,7 +243,7 @@ def test_names_are_those_of_ml_goodput(tmp_path):
 
 
 def test_a_line_cut_short_by_a_kill_costs_only_itself(tmp_path):
-    path = tmp_path / EVENTS
+    path = tmp_path / EVENTS_FILE
     path.write_text('{"time": 1.0, "event": "attempt started", "step": 0}\n{"time": 2.0, "ev')
     file = EventsFile(path)
     file.write("saved", step=3)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ...hardware.missing import Measured, Missing
 from ...runtime.measurements import current_measurements
-from ...runtime.run_tail import METRICS, newest_run, read_tail
+from ...runtime.run_files import METRICS_FILE
+from ...runtime.run_tail import newest_run, read_tail
 
 NOTHING = "nothing was measured: no monitor runs and there is no run under runs/; give run_dir"
 
@@ -49,7 +50,7 @@ def _of_run(path: Path) -> RunFigures:
         tail = read_tail(path)
         reason = f"{path} has completed no step yet"
     except OSError as error:
-        tail, reason = None, f"{path / METRICS} cannot be read ({error.strerror})"
+        tail, reason = None, f"{path / METRICS_FILE} cannot be read ({error.strerror})"
     if tail is None:
         return RunFigures(utilization=Missing(reason), samples_per_s=Missing(reason), source="")
     mfu, step_s = tail.median("mfu"), tail.median("step_time_s")

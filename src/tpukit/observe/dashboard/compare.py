@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from ...plain_data import parse_json
 from ...runtime.plain_files import read_plain
+from ...runtime.run_files import IDENTITY_FILE
 from ..runs import Run
 from ..runs.summary import LARGEST_IDENTITY
 from .figures import summary_view
@@ -51,7 +52,7 @@ def _ratio(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
 def settings_of(run: Run) -> dict[str, str]:
     """Return what run.json says, each value under the path of its keys; {} if damaged."""
     try:
-        text = read_plain(run.path / "run.json", inside=run.path, at_most=LARGEST_IDENTITY)
+        text = read_plain(run.path / IDENTITY_FILE, inside=run.path, at_most=LARGEST_IDENTITY)
         document: Any = parse_json(text)
     except (OSError, ValueError):
         return {}

@@ -17,13 +17,23 @@ from ...checker.report.schema import SCHEMA as CHECK_SCHEMA
 from ...errors import did_you_mean
 from ...planner.answer.recorded import SCHEMA as PLAN_SCHEMA
 from ...runtime.plain_files import open_plain
+from ...runtime.run_files import (
+    CHECK_FILE,
+    EVENTS_FILE,
+    HOST_READINGS_FILE,
+    HOST_STEPS_FILE,
+    HOSTS_FOLDER,
+    IDENTITY_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+)
 from ..runs.run import is_run
 from .memory import AnswerMemory, Reader
 
 POLL_S = 1.0
 LARGEST_DOCUMENT = 64 << 20
 _USUAL_FOLDER = "runs"
-_GROWING = ("run.json", "metrics.jsonl", "events.jsonl", "train.log", "check.json")
+_GROWING = (IDENTITY_FILE, METRICS_FILE, EVENTS_FILE, LOG_FILE, CHECK_FILE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"([^"]{1,64})"')
 _KINDS = {PLAN_SCHEMA.encode(): "plan", CHECK_SCHEMA.encode(): "compile"}
 Found = TypeVar("Found")
@@ -171,13 +181,15 @@ def _runs_in(folder: Path) -> list[Path]:
 def _stamp_of_run(path: Path) -> tuple[float, int]:
     """Return when its files were last written, and something that changes whenever one does."""
     files = [path / name for name in _GROWING]
-    files += [path / "hosts" / host / name for host in _names(path / "hosts") for name in _HOST]
+    files += [
+        path / HOSTS_FOLDER / host / name for host in _names(path / HOSTS_FOLDER) for name in _HOST
+    ]
     stats = [_stat(file) for file in files]
     newest = max((one[1] for one in stats if one), default=0.0)
     return newest, hash(tuple(stats))
 
 
-_HOST = ("steps.jsonl", "readings.jsonl")
+_HOST = (HOST_STEPS_FILE, HOST_READINGS_FILE)
 
 
 def _names(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...records.metrics import MetricsFile
+from ...runtime.run_files import IDENTITY_FILE, METRICS_FILE
 from ..exporters.jsonl import JsonlExporter
 from ..readings import Reading
 from ..scraping import ScrapedHost, scrape
@@ -54,8 +55,8 @@ class LiveHosts:
         self.path = folder / NAME
         self.path.mkdir(parents=True)
         about = {"format": 1, "identity": {"hosts": list(addresses)}, "recipe": {}, "settings": {}}
-        (self.path / "run.json").write_text(json.dumps(about) + "\n")
-        self._metrics = MetricsFile(self.path / "metrics.jsonl")
+        (self.path / IDENTITY_FILE).write_text(json.dumps(about) + "\n")
+        self._metrics = MetricsFile(self.path / METRICS_FILE)
         self._step = 0.0
         self._exporters: dict[tuple[str, int], JsonlExporter] = {}
         self._ended = threading.Event()

@@ -10,6 +10,7 @@ from ...errors import TPUValidationError
 from ...records.attempts import RunAttempt, attempts_of
 from ...records.events import Event
 from ...records.lines import read_end
+from ...runtime.run_files import LOG_FILE, METRICS_FILE
 from ...runtime.run_tail import is_number
 from ..readings import METRICS
 from ..runs import Run
@@ -61,7 +62,7 @@ def curve_view(run: Run, metric: str) -> dict[str, Any]:
 
     Extremes between them are not seen, which `series_view` has.
     """
-    records = sample_records(run.path / "metrics.jsonl", CURVE_POINTS, inside=run.path)
+    records = sample_records(run.path / METRICS_FILE, CURVE_POINTS, inside=run.path)
     points = [(record.get("step"), record.get(metric)) for record in records]
     known = [(step, value) for step, value in points if is_number(step) and is_number(value)]
     return {
@@ -151,7 +152,7 @@ def steps_at(run: Run, times: Numbers) -> Numbers:
 
 def log_view(run: Run) -> dict[str, Any]:
     """Return the newest lines of train.log."""
-    lines, _ = read_end(run.path / "train.log", LOG_BYTES, inside=run.path)
+    lines, _ = read_end(run.path / LOG_FILE, LOG_BYTES, inside=run.path)
     return {"lines": [line.decode(errors="replace") for line in lines[-LOG_LINES:]]}
 
 

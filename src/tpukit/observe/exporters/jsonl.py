@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from ...runtime.run_files import HOST_READINGS_FILE, HOSTS_FOLDER
 from ..readings import Reading
 
-HOSTS, FILE = "hosts", "readings.jsonl"
 EVERY_S, REPEAT_S = 10.0, 60.0
 
 
@@ -26,7 +26,7 @@ class JsonlExporter:
         clock: Seconds that only go forward.
     """
 
-    name = "readings.jsonl"
+    name = HOST_READINGS_FILE
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class JsonlExporter:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.path = Path(run_dir) / HOSTS / str(process) / FILE
+        self.path = Path(run_dir) / HOSTS_FOLDER / str(process) / HOST_READINGS_FILE
         self._every_s, self._clock = every_s, clock
         self._kept_at: float | None = None
         self._left_out: Sequence[Reading] = ()

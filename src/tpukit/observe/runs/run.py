@@ -10,7 +10,14 @@ import numpy as np
 
 from ...errors import TPUValidationError, did_you_mean
 from ...records.attempts import RunAttempt, attempts_of, read_attempts
-from ...records.events import EVENTS, Event
+from ...records.events import Event
+from ...runtime.run_files import (
+    EVENTS_FILE,
+    HOST_READINGS_FILE,
+    HOSTS_FOLDER,
+    IDENTITY_FILE,
+    METRICS_FILE,
+)
 from ..readings import METRICS, Reading
 from ..stragglers.detection import HostRecords, detect_stragglers, read_host_steps
 from ..stragglers.report import StragglerReport
@@ -21,7 +28,6 @@ from .records_table import PARSING, RecordsTable, parse_records
 from .series import Axis, Numbers, Series, make_series
 from .summary import RunSummary, summarise
 
-IDENTITY = "run.json"
 CLOCKS_APART_S = 5.0
 # Of all hosts' newest records together, to find stragglers: with many hosts less of each will do.
 STEP_BYTES, READING_BYTES = 2 << 20, 1 << 20
@@ -47,8 +53,8 @@ class Run:
         self.path = Path(path)
         if not is_run(self.path):
             raise TPUValidationError(
-                f"{self.path} is no run directory ({IDENTITY} is missing); name the folder that "
-                "`tpukit train --run-dir` wrote."
+                f"{self.path} is no run directory ({IDENTITY_FILE} is missing); name the folder "
+                "that `tpukit train --run-dir` wrote."
             )
         self.name = self.path.resolve().name
         self._lock = threading.RLock()
@@ -56,9 +62,9 @@ class Run:
 
     def unload(self) -> None:
         """Forget everything that was read, so that the next call reads it again."""
-        self._metrics_file = GrowingFile(self.path / "metrics.jsonl", inside=self.path)
+        self._metrics_file = GrowingFile(self.path / METRICS_FILE, inside=self.path)
         self._table = RecordsTable()
-        self._events_file = GrowingFile(self.path / EVENTS, inside=self.path)
+        self._events_file = GrowingFile(self.path / EVENTS_FILE, inside=self.path)
         self._events: list[Event] = []
         self._event_lines: list[int] = []
         self._hosts: dict[int, HostReadings] = {}
@@ -151,7 +157,7 @@ class Run:
     def processes(self) -> list[int]:
         """Return the processes that left records of their own."""
         try:
-            names = os.listdir(self.path / "hosts")
+            names = os.listdir(self.path / HOSTS_FOLDER)
         except OSError:
             return []
         return sorted(int(name) for name in names if name.isdecimal())
@@ -207,7 +213,7 @@ class Run:
 
     def readings_file(self, process: int) -> Path:
         """Return where a process's monitor writes."""
-        return self.path / "hosts" / str(process) / "readings.jsonl"
+        return self.path / HOSTS_FOLDER / str(process) / HOST_READINGS_FILE
 
     def _steps_at(self, times: Numbers) -> Numbers:
         """Return the step that the run was at, at some times; NaN before it recorded any."""
@@ -226,7 +232,7 @@ class Run:
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's; one that may not be looked into is none."""
     try:
-        return (path / IDENTITY).is_file()
+        return (path / IDENTITY_FILE).is_file()
     except OSError:
         return False
 
@@ -244,7 +250,7 @@ def find_runs(folder: str | Path) -> list[Run]:
 
 
 def _written(path: Path) -> float:
-    for name in ("metrics.jsonl", EVENTS, IDENTITY):
+    for name in (METRICS_FILE, EVENTS_FILE, IDENTITY_FILE):
         try:
             return (path / name).stat().st_mtime
         except OSError:

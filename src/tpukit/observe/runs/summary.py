@@ -16,6 +16,7 @@ from ...records.attempts import RunAttempt
 from ...records.events import Event, good_saves
 from ...records.lines import read_end
 from ...runtime.plain_files import read_plain
+from ...runtime.run_files import IDENTITY_FILE, METRICS_FILE
 from ...runtime.run_tail import is_number, is_time
 from ...shown import Shown
 from .goodput import RunGoodput
@@ -175,7 +176,7 @@ def summarise(
 
 def newest_records(run_dir: Path) -> list[Mapping[str, Any]]:
     """Return the last training records of a run, those of evaluations left out."""
-    lines, _ = read_end(run_dir / "metrics.jsonl", TAIL, inside=run_dir)
+    lines, _ = read_end(run_dir / METRICS_FILE, TAIL, inside=run_dir)
     return [record for record in parse_records(lines) if record and "step_time_s" in record]
 
 
@@ -233,7 +234,7 @@ def _count(value: Any) -> int | None:
 
 def _planned_steps(path: Path) -> int | None:
     try:
-        text = read_plain(path / "run.json", inside=path, at_most=LARGEST_IDENTITY)
+        text = read_plain(path / IDENTITY_FILE, inside=path, at_most=LARGEST_IDENTITY)
         document = parse_json(text)
         steps = document["settings"]["steps"]
     except (OSError, ValueError, KeyError, TypeError):

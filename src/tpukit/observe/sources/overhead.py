@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...runtime.run_files import CHECK_FILE
 from ...runtime.run_tail import newest_run
 from ..readings import Reading, ReadingBuilder
 
 METRIC = "communication_overhead"
 # Where a run directory has it: a report of its profile first, then the check made before it.
-PROFILES, CHECK = ("profile/report.json", "profile/*/report.json"), "check.json"
+PROFILES = ("profile/report.json", "profile/*/report.json")
 
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
@@ -42,7 +43,7 @@ class OverheadSource:
         )
         candidates: list[tuple[Path, Callable[[Any], float]]] = [
             *((path, _measured_share) for path in reversed(profiles)),
-            (run / CHECK, _predicted_share),
+            (run / CHECK_FILE, _predicted_share),
         ]
         for path, share_of in candidates:
             origin = "measured" if share_of is _measured_share else "model"

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.run_tail import METRICS, RunTail, RunTailReader, is_number, newest_run
+from ...runtime.run_files import METRICS_FILE
+from ...runtime.run_tail import RunTail, RunTailReader, is_number, newest_run
 from ..readings import Reading, ReadingBuilder
 
 # What the record calls each.
@@ -57,10 +58,10 @@ class TrainerSource:
         try:
             if self._reader is None or self._reader.path != run:
                 self._reader, self._changed = RunTailReader(run), None
-            silent_s = self._silent_for(run / METRICS)
+            silent_s = self._silent_for(run / METRICS_FILE)
             tail = self._reader.read(steps=1)
         except OSError as error:
-            return found.build(otherwise=f"{run / METRICS} cannot be read ({error.strerror})")
+            return found.build(otherwise=f"{run / METRICS_FILE} cannot be read ({error.strerror})")
         if tail is None:
             return found.build(otherwise=f"{run} has completed no step yet")
         if silent_s > max(SILENT_S, SILENT_STEPS * tail.step_time_s):
