@@ -55,6 +55,7 @@ def test_a_few_in_bfloat16(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.nn")  # what torch says of its own modules
 def test_every_module_is_as_eager_torch_or_says_that_it_is_not_compiled():
     outcomes = [compare(entry) for entry in ZOO]
     assert not [one for one in outcomes if one.verdict in ("WRONG", "refused")]
