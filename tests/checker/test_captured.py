@@ -114,6 +114,7 @@ class TooLarge(CheckResult):
     fits = False
 
 
+@pytest.mark.slow
 def test_what_it_could_change_is_proved(tmp_path):
     (tmp_path / "large.py").write_text(TOO_LARGE)
     found = tpukit.check_program([sys.executable, "large.py"], "v5e-8", fix=True)
@@ -152,7 +153,11 @@ def test_the_command_lists_compares_keeps_and_writes(tmp_path):
     shown = run("--on", "v6e-8", "--keep", "kept", "--html", "page.html")
     assert shown.exit_code == 0
     assert "FITS" in shown.stdout
-    assert "one.py" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    for words in ("one.py", "hardware utilization", "Memory of one host", "recomputation"):
+        assert words in page
+    assert "MFU" in shown.stdout
+    assert "at least" in shown.stdout
     again = CliRunner().invoke(app, ["check", "kept", "--json"])
     assert json.loads(again.stdout)["memory"] == first_memory(table)
     other = CliRunner().invoke(app, ["check", "kept", "--on", "v6e-4"])

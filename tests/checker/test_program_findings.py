@@ -1,11 +1,13 @@
 """Findings on trainers that have a defect, and none on the trainer that has not."""
 
 import sys
+from dataclasses import replace
 
 import pytest
-from trainers import CARELESS, GATHERS, ONE_STEP, SMALL_BLOCKS
+from trainers import CARELESS, GATHERS, OFFLOADS, ONE_STEP, SMALL_BLOCKS
 
 import tpukit
+from tpukit.checker.trace_findings import find_in_trace
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 DEFECTS = {
@@ -78,6 +80,7 @@ def test_a_trainer_that_gathers_everything(findings, kind, evidence):
         assert found[kind].size_bytes == 4 * 4 * 2048 * 2048 // 8
 
 
+@pytest.mark.slow
 def test_attention_that_the_compiler_makes_a_kernel_of(findings):
     """libtpu puts a kernel of its own in place of attention that has no gradient."""
     forward = CARELESS.replace('* params["scale"][:HEAD].astype(x.dtype)', "")
@@ -88,6 +91,25 @@ def test_attention_that_the_compiler_makes_a_kernel_of(findings):
     attention = 2 * 2 * 8 * 2 * 2048 * 2048 * 128
     layers = 3 * 4 * 2 * 2048 * 2048 * 2048 - 2 * 2048**3  # the batch has no gradient
     assert result.to_dict()["capture"]["model_flops"]["value"] == attention + layers
+
+
+@pytest.mark.slow
+def test_state_in_host_memory(findings):
+    result, found = findings(OFFLOADS)
+    moments = 4 * 4 * 2048 * 2048
+    assert result.host_memory.offloaded.value == moments  # one host has all eight devices
+    assert result.host_memory.offloaded.origin == "compiler"
+    assert found["offload"].seconds > 0
+    assert "8 MiB" in found["offload"].evidence
+
+
+def test_a_step_of_several_shapes_is_compiled_for_each(findings):
+    result, _ = findings(ONE_STEP)
+    twice = replace(result.captured, listed=(*result.captured.listed, *result.captured.listed))
+    program, compiled = result.program, result.compiled
+    assert not list(find_in_trace(result.captured, program, compiled, None))
+    (found,) = find_in_trace(twice, program, compiled, None)
+    assert "train_step was compiled 2 times for different arguments" in found.evidence
 
 
 def test_lines_are_those_of_the_script(findings):

@@ -264,3 +264,27 @@ double.defjvp(lambda primals, tangents: (double(*primals), 2 * tangents[0]))
 
 @jax.jit""",
 )
+
+OFFLOADS = (
+    HEADER
+    + """
+import functools
+
+split = NamedSharding(mesh, P(None, "data"))
+host = split.with_memory_kind("pinned_host")
+params = new_params()
+moments = jax.jit(lambda: jnp.zeros((LAYERS, WIDTH, WIDTH)), out_shardings=host)()
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def train_step(params, moments, batch):
+    grads = jax.grad(loss)(params, batch)
+    here = jax.device_put(moments, split.with_memory_kind("device"))
+    here = 0.9 * here + grads["w"]
+    return {**params, "w": params["w"] - 0.1 * here}, jax.device_put(here, host)
+
+
+for step, batch in zip(range(3), batches()):
+    params, moments = train_step(params, moments, batch)
+"""
+)

@@ -121,5 +121,5 @@ def _transfers(
             "offload",
             f"the step waits for {moved} that it keeps in host memory",
             waited,
-            "offload less, or what is used later: PCIe is slower than computing it again",
+            "keep it in HBM where there is room, or offload what is needed later in the step",
         )
