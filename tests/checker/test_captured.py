@@ -86,6 +86,7 @@ def test_it_is_the_compile_of_the_step_itself(tmp_path):
     # Parameters and moments; the scale is whole on all devices, and saved once.
     assert "of the state is 128" in hosts.saving.reason
     assert "at least" in hosts.verdict
+    assert found.next_command == f"tpukit flags tune --on v6e-8 -- {sys.executable} one.py"
 
 
 def test_programs_of_one_step_add_up():

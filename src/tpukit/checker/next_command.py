@@ -65,20 +65,28 @@ def next_command(result: "CheckResult") -> str:
 
 
 def _after_capture(result: "CheckResult", captured: "Captured") -> str:
-    """Return what to run after a captured program did not fit; "" where its code must change."""
-    if result.fits or result.fixes is None or not captured.peak_bytes:
-        return ""
+    """Return what to run after a captured program was judged; "" where its code must change."""
+    here = str(captured.slice)
+
+    def run(verb: str, on: str, *more: str) -> str:
+        words = ["tpukit", *verb.split(), "--on", on, *more, "--", *captured.command]
+        return shlex.join(words)
 
     def check(on: str, *more: str) -> str:
-        return shlex.join(["tpukit", "check", "--on", on, *more, "--", *captured.command])
+        return run("check", on, *more)
 
-    fixes, here = result.fixes.fixes, str(captured.slice)
+    if not captured.peak_bytes:  # a block of Python, which no command runs
+        return ""
+    if result.fits:
+        return run("flags tune", here) if result.step_time_s is not None else ""
+    fixes = result.fixes.fixes if result.fixes is not None else ()
     for fix in fixes:
         if fix.fits and "flags" in fix.changes:
             return check(here, "--flags", fix.changes["flags"])
         if fix.fits and "on" in fix.changes:
             return check(fix.changes["on"])
-    return "" if any(fix.fits is not None for fix in fixes) else check(here, "--fix")
+    tried = any(fix.fits is not None for fix in fixes)
+    return check(here, "--fix") if fixes and not tried else ""
 
 
 def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:
