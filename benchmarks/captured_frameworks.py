@@ -41,16 +41,12 @@ def capture(row: dict[str, Any], python: str, options: argparse.Namespace) -> di
     trainer = version_of(python)
     command = command_of(row, python, folder, code=code, trainer=trainer)
     tpukit = str(Path(sys.executable).with_name("tpukit"))
+    page = folder / f"{row['name'].replace('/', '-')}-{row['on']}.html"
     started = time.perf_counter()
     ended = subprocess.run(
         [
-            tpukit,
-            "check",
-            "--on",
-            row["on"],
-            "--json",
-            "--timeout",
-            str(LIMIT_S),
+            *(tpukit, "check", "--on", row["on"]),
+            *("--json", "--html", str(page), "--timeout", str(LIMIT_S)),
             "--",
             *command.words,
         ],
