@@ -65,17 +65,30 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
-def test_a_program_of_others_is_tuned_as_it_is(program, monkeypatch):
+def test_a_program_of_others_is_tuned_as_it_is(program):
     done = program("flags", "tune", "--on", "v6e-8", "--budget", "2", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["program"], found["slice"]) == ("train_step", "v6e-8")
     assert [trial["fits"] for trial in found["trials"]] == [True, True]
-    # What it is told to set is what was compiled: the same program, flags in its environment.
     checked = json.loads(program("check", "--on", "v6e-8", "--keep", "kept", "--json").stdout)
     assert checked["memory"]["total_bytes"] == found["baseline"]["total_bytes"]["value"]
     kept = CliRunner().invoke(app, ["flags", "tune", "kept", "--budget", "2", "--json"])
     assert json.loads(kept.stdout)["trials"] == found["trials"]
+
+
+@pytest.mark.slow
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_flags_in_the_environment_do_what_the_search_tried(program, monkeypatch):
+    words = ["--on", "v6e-8", "--json"]
+    tried = json.loads(program("flags", "tune", "--budget", "2", *words).stdout)["trials"][1]
+    flags = " ".join(f"--{name}={str(value).lower()}" for name, value in tried["options"].items())
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
+    checked = json.loads(program("check", *words).stdout)
+    assert checked["capture"]["libtpu_init_args"] == flags
+    assert checked["memory"]["total_bytes"] == tried["total_bytes"]["value"]
+    assert checked["prediction"]["step_time_s"] == pytest.approx(tried["step_time_s"]["value"])
 
 
 @pytest.mark.parametrize(
