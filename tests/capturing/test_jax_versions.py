@@ -2,7 +2,7 @@
 
 import pytest
 from jax_environments import VERSIONS, python_with
-from trainers import APART, DECIDES, KERNEL, ONE_STEP
+from trainers import APART, CARELESS, DECIDES, GATHERS, KERNEL, ONE_STEP
 
 import tpukit
 from tpukit.capturing.running import run_captured
@@ -19,6 +19,7 @@ def jax_version(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XLA_FLAGS")
     texts = {"one": ONE_STEP, "apart": APART, "decides": DECIDES, "kernel": KERNEL}
+    texts |= {"careless": CARELESS, "gathers": GATHERS}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     return request.param
@@ -56,6 +57,22 @@ def test_programs_of_one_step_and_a_branch_on_a_value(jax_version):
     decides = run_captured([python, "decides.py"], "v6e-8")
     assert [one["line"].rsplit("/", 1)[-1].split(":")[0] for one in decides.reads] == ["decides.py"]
     assert {one["how"] for one in decides.reads} == {"decided"}
+
+
+def test_traces_of_every_version_show_the_same(jax_version):
+    python = str(python_with(jax_version))
+    (step,) = run_captured([python, "careless.py"], "v6e-8").programs
+    seen = step.evidence
+    line = next(n for n, text in enumerate(CARELESS.splitlines(), 1) if "bhqd,bhkd" in text)
+    assert [one["line"].rsplit("/", 1)[-1] for one in seen["scores"]] == [f"careless.py:{line}"]
+    assert [one["argument"] for one in seen["changes"]] == ["state['count']"]
+    assert (step.about.callbacks, len(seen["callbacks"])) == (2, 2)
+    assert seen["from_host"] == [len(step.argument_types) - 1]
+    (step,) = run_captured([python, "gathers.py"], "v6e-8").programs
+    # Six matmuls, each forward and twice backward; jax.checkpoint asks for two of them again.
+    matmul = 2 * 256 * WIDTH * WIDTH
+    assert step.about.model_flops == 18 * matmul
+    assert step.about.recomputed_flops == 2 * matmul
 
 
 def test_a_kernel_is_compiled_by_a_jax_that_can_read_it(jax_version):

@@ -99,7 +99,11 @@ def _line(eqn: Any, *, own: bool = True) -> str:
     """Return the innermost line outside of jax that made an equation; with `own` the user's."""
     from jax._src import source_info_util
 
-    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    frames_of: Any = source_info_util.user_frames
+    try:
+        frames = list(frames_of(eqn.source_info.traceback))
+    except AttributeError:  # older versions of jax take the whole of it
+        frames = list(frames_of(eqn.source_info))
     users = [frame for frame in frames if "site-packages" not in frame.file_name] if own else []
     return next((f"{one.file_name}:{one.start_line}" for one in users or frames), "")
 
@@ -118,8 +122,9 @@ def _changes(program: Any) -> list[dict[str, str]]:
     The next call then has arguments of other types, and jax compiles the step a second time.
     """
     jaxpr, outs = program.params["jaxpr"], program.params["out_shardings"]
-    paths = getattr(jaxpr.jaxpr.debug_info, "result_paths", None) or ()
-    if program.kind not in ("training step", "optimizer update") or len(paths) != len(outs):
+    paths = getattr(jaxpr.jaxpr.debug_info, "result_paths", None)
+    listed = isinstance(paths, (tuple, list)) and len(paths) == len(outs)
+    if program.kind not in ("training step", "optimizer update") or not listed:
         return []
     on_mesh = any(one is not None and devices_of(one) > 1 for one in program.in_shardings)
     found = []
