@@ -86,6 +86,7 @@ def stated_claims() -> list[StatedClaim]:
 
 def kept_figures() -> dict[str, set[str]]:
     """Figures of benchmarks whose rows are kept as data, by script, reckoned from those rows."""
+    from captured_frameworks import kept_spreads
     from plan_layouts import FOUND, gains
 
     steps = ScoredSteps.shipped()
@@ -103,6 +104,7 @@ def kept_figures() -> dict[str, set[str]]:
             f"{steps.covered} of {len(steps.counted)}",
         },
         "plan_layouts.py": layouts,
+        "captured_frameworks.py": kept_spreads(),
     }
 
 

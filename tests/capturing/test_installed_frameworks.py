@@ -46,13 +46,15 @@ def test_a_script_of_a_framework_is_judged(name, script, folder):
     assert step.devices == 8
 
 
-def test_levanter_is_judged_by_its_own_trainer(folder):
+def test_levanter_is_judged_by_its_own_trainer(folder, monkeypatch):
     command = command_of(LEVANTER_ROW, str(framework_python("levanter")), folder)
+    for name, value in command.environment.items():
+        monkeypatch.setenv(name, value)
     _, step = judged(command.words, LEVANTER_ROW["on"])
     assert step.devices == 4
     assert any("splash" in name for name in step.about.kernels)
     assert any(kind.startswith("i32[32") for kind in step.argument_types)
-    assert not (folder / "checkpoints").exists() or not list((folder / "checkpoints").rglob("*"))
+    assert not (folder / "checkpoints").exists()
 
 
 def test_maxtext_is_judged_by_its_own_trainer(folder, monkeypatch):
