@@ -6,7 +6,7 @@ returned zeros at once. The report counts the calls, because the prediction has 
 # The parts of jax that every program passes through have no public names.
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ def is_callback(primitive: Any) -> bool:
 
 
 @contextmanager
-def without_callbacks() -> Iterator[None]:
+def without_callbacks() -> Generator[None]:
     """Lower callbacks for TPU as nothing, and their order as no order, within a block."""
     from jax._src import effects
     from jax._src.interpreters import mlir

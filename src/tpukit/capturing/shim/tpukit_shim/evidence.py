@@ -123,12 +123,12 @@ def _changes(program: Any) -> list[dict[str, str]]:
     """
     jaxpr, outs = program.params["jaxpr"], program.params["out_shardings"]
     paths = getattr(jaxpr.jaxpr.debug_info, "result_paths", None)
-    listed = isinstance(paths, (tuple, list)) and len(paths) == len(outs)
-    if program.kind not in ("training step", "optimizer update") or not listed:
+    paths = [str(path) for path in paths] if isinstance(paths, (tuple, list)) else []
+    if program.kind not in ("training step", "optimizer update") or len(paths) != len(outs):
         return []
     on_mesh = any(one is not None and devices_of(one) > 1 for one in program.in_shardings)
     found = []
-    for number, place in _same_places(program, [str(path) for path in paths]):
+    for number, place in _same_places(program, paths):
         before, after = jaxpr.in_avals[number], jaxpr.out_avals[place]
         own, stated = program.in_shardings[number], outs[place]
         change = None
