@@ -7,6 +7,7 @@ import pytest
 from trainers import CARELESS, GATHERS, OFFLOADS, ONE_STEP, SMALL_BLOCKS
 
 import tpukit
+from tpukit.checker.memory_findings import find_in_memory
 from tpukit.checker.trace_findings import find_in_trace
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -101,6 +102,21 @@ def test_state_in_host_memory(findings):
     assert result.host_memory.offloaded.origin == "compiler"
     assert found["offload"].seconds > 0
     assert "8 MiB" in found["offload"].evidence
+
+
+def test_a_donated_batch_is_no_defect(findings):
+    result, _ = findings(ONE_STEP)
+    facts = result.program.program.facts
+    numbers = range(len(facts.argument_names))
+    large = tuple(2**30 if number == numbers[-1] else 0 for number in numbers)  # the batch
+    every = replace(facts, donated=tuple(numbers), argument_bytes=large)
+    donating = replace(result.program, program=replace(result.program.program, facts=every))
+    assert not list(find_in_memory(donating, result.compiled, None))
+    unnamed = replace(every, argument_purposes=("parameters",) * len(numbers))
+    donating = replace(donating, program=replace(donating.program, facts=unnamed))
+    assert [one.kind for one in find_in_memory(donating, result.compiled, None)] == [
+        "donation not used"
+    ]
 
 
 def test_a_step_of_several_shapes_is_compiled_for_each(findings):

@@ -30,14 +30,20 @@ def find_in_memory(
 
 
 def _not_reused(program: CapturedProgram, compiled: CompiledStep) -> Iterable[ProgramFinding]:
-    """Yield donated arguments whose memory no result takes."""
+    """Yield donated state whose memory no result takes; a donated batch never has a result."""
     facts = program.program.facts
+    changed = {one["argument"] for one in program.evidence.get("changes", ())}
+    batch = {
+        number
+        for number, purpose in enumerate(facts.argument_purposes)
+        if purpose == "batch inputs" and facts.argument_names[number] not in changed
+    }
     _, listed, aliases = compiled.module.header.partition("input_output_alias=")
     reused = {int(number) for number in _ALIASED.findall(aliases)} if listed else set[int]()
     sizes = {
         number: facts.argument_bytes[number] * facts.argument_copies[number] // program.devices
         for number in facts.donated
-        if number not in reused and number < len(facts.argument_bytes)
+        if number not in reused | batch and number < len(facts.argument_bytes)
     }
     whole = sum(facts.argument_bytes) / program.devices
     lost = {n: size for n, size in sizes.items() if size > max(_LARGE_BYTES, _LARGE_SHARE * whole)}

@@ -104,10 +104,9 @@ def _transfers(
         for number in fed | from_host
     )
     seconds = amount / Machine.of(captured.slice).host_bytes_per_s
-    late = fed & from_host
-    if seconds > _LEAST_SHARE * step_s or late:
+    if seconds > _LEAST_SHARE * step_s or from_host:
         names = some_names([facts.argument_names[number] for number in sorted(fed | from_host)])
-        how = "as numpy arrays at the call itself" if late else "from the host"
+        how = "as numpy arrays at the call itself" if from_host else "from the host"
         yield ProgramFinding(
             "transfer",
             f"{bytes_text(amount)} per device come {how} in each step ({names})",
