@@ -77,6 +77,15 @@ def models():
     }
 
 
+def apart(params):
+    """Return parameters with each matrix by itself: those of a file are stacked where alike."""
+
+    def parts(leaf):
+        return tuple(leaf.parts) if hasattr(leaf, "parts") else leaf
+
+    return jax.tree.map(parts, params, is_leaf=lambda leaf: hasattr(leaf, "parts"))
+
+
 @pytest.mark.parametrize("name", ["nnx", "linen", "equinox", "plain"])
 def test_a_users_own_model_of_every_kind(name):
     model, params = models()[name]
@@ -177,14 +186,14 @@ def test_the_reference_transformer_is_saved_loaded_and_generates(tmp_path):
     loaded = load_quantized(folder)
     assert (loaded.config, loaded.tokenizer) == (config, "bytes")
     assert loaded.report["compression_ratio"] == report.compression_ratio
-    same = jax.tree.map(np.array_equal, loaded.params, found.model.params)
+    same = jax.tree.map(np.array_equal, apart(loaded.params), apart(found.model.params))
     assert jax.tree.all(same)
     prompts = [[1, 2, 3], [4, 5]]
     wanted = generate(config, found.model.dequantized(), prompts, max_new_tokens=6, temperature=0)
     made = generate(config, loaded.params, prompts, max_new_tokens=6, temperature=0)
     assert made.tokens == wanted.tokens
     again = load_quantized(folder, like=found.model.params).params
-    assert jax.tree.structure(again) == jax.tree.structure(found.model.params)
+    assert jax.tree.structure(apart(again)) == jax.tree.structure(apart(found.model.params))
 
 
 def test_experts_are_matrices_of_their_own():
@@ -226,7 +235,8 @@ def test_vector_codes_in_a_loop_over_layers_beside_other_formats(tmp_path):
     np.testing.assert_allclose(jax.jit(found.model)(DATA[0]), dense, rtol=1e-4, atol=1e-4)
     folder = save_quantized(found.model, tmp_path / "q")
     loaded = load_quantized(folder).params
-    assert jax.tree.all(jax.tree.map(np.array_equal, loaded, found.model.params))
+    same = jax.tree.map(np.array_equal, apart(loaded), apart(found.model.params))
+    assert jax.tree.all(same)
     errors = [row.error for row in found.report.matrices if row.format == "vq2"]
     assert all(0 < error < 0.2 for error in errors)
 
