@@ -37,7 +37,7 @@ def main() -> int:
 
     def backward(passes: Any, **options: Any) -> Callable[..., Any]:
         def run(d_out: Any, d_state: Any, *arrays: Any) -> Any:
-            return passes.backward(xla.Residuals(*arrays), (d_out, d_state), **options)[:5]
+            return passes.backward(xla.DeltaResiduals(*arrays), (d_out, d_state), **options)[:5]
 
         return run
 

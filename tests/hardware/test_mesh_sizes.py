@@ -82,5 +82,5 @@ def test_a_size_that_is_none_is_refused(mesh):
 
 
 def test_a_mesh_that_leaves_devices_over_is_refused_with_one_that_does_not():
-    with pytest.raises(MeshError, match=r"product is 3, but v6e-8 has 8 devices; write data=1,fsd"):
+    with pytest.raises(MeshError, match=r"product is 3, but v6e-8 has 8 devices; write fsdp=8,"):
         fill_mesh({"data": 3, "fsdp": -1}, Slice.parse("v6e-8"))

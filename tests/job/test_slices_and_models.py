@@ -43,7 +43,7 @@ def test_a_file_for_one_slice_can_be_asked_about_another(tmp_path, caplog):
     assert read_job(str(path), {"on": "2xv5p-128"}, environment={}).dcn_mesh is None
     assert read_job(str(path), {}, environment={}).mesh_sizes["fsdp"] == 32
     # What is typed is taken at its word, and refused with one that would do.
-    with pytest.raises(MeshError, match="but v5p-128 has 64; write fsdp=64, or -1"):
+    with pytest.raises(MeshError, match="but v5p-128 has 64 devices; write fsdp=64, or -1"):
         read_job(str(path), {"on": "v5p-128", "mesh": "fsdp=128"}, environment={})
     with pytest.raises(MeshError, match="write data=2,fsdp=256, or -1"):
         Job(model="tiny", on="2xv6e-256", mesh={"tensor": 3})

@@ -187,7 +187,12 @@ def test_the_command_refuses_in_one_line(folder, typed, said):
 def test_a_module_that_does_not_fit_is_told_of_remat():
     compiled = SimpleNamespace(fits=False)
     result = SimpleNamespace(
-        target="torch:my.py:build", asked={"on": "v6e-1"}, job=None, fixes=None, compiled=compiled
+        target="torch:my.py:build",
+        asked={"on": "v6e-1"},
+        job=None,
+        captured=None,
+        fixes=None,
+        compiled=compiled,
     )
     assert next_command(result) == "tpukit check torch:my.py:build --on v6e-1 --remat full"
     result.asked["remat"] = "full"

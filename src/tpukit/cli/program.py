@@ -62,7 +62,7 @@ class AskedProgram:
     keep: Path | None = None
     timeout_s: float | None = None
 
-    def capture(self, on: str, say: "Progress") -> "Captured":
+    def capture(self, on: str, progress: "Progress") -> "Captured":
         """Return the capture for one slice."""
         from ..capturing.captured import read_capture
         from ..capturing.running import run_captured
@@ -76,12 +76,12 @@ class AskedProgram:
                 network=self.network,
                 keep=self.keep,
                 timeout_s=self.timeout_s,
-                progress=say,
+                progress=progress,
             )
         captured = read_capture(self.folder)
         return captured.moved_to(Slice.parse(on)) if on else captured
 
-    def capture_on_one(self, on: str | None, say: "Progress") -> "Captured":
+    def capture_on_one(self, on: str | None, progress: "Progress") -> "Captured":
         """Return the capture for the one slice that a command needs."""
         from ..hardware import Slice
 
@@ -89,20 +89,20 @@ class AskedProgram:
             raise ConfigError("which slice? Give --on v6e-8.")
         if on is not None and "," in on:
             raise ConfigError(f"expected one slice, but --on is {on}; several are for one check.")
-        return self.capture("" if on is None else str(Slice.parse(on)), say)
+        return self.capture("" if on is None else str(Slice.parse(on)), progress)
 
     @contextmanager
-    def kept_capture(self, on: str | None, say: "Progress") -> "Generator[Path]":
+    def kept_capture(self, on: str | None, progress: "Progress") -> "Generator[Path]":
         """Yield a folder with the capture for one slice, as another process reads it."""
         from ..runtime.files import temporary_folder
 
         if self.folder is not None:
-            self.capture_on_one(on, say)  # refuses a slice that it is not for
+            self.capture_on_one(on, progress)  # refuses a slice that it is not for
             yield self.folder
             return
         with temporary_folder("tpukit-kept-") as place:
             folder = self.keep or place / "capture"
-            replace(self, keep=folder).capture_on_one(on, say)
+            replace(self, keep=folder).capture_on_one(on, progress)
             yield folder
 
     def capture_again(self, say: Announcer) -> "Callable[[Slice], Captured] | None":

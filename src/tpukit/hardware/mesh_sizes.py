@@ -76,9 +76,10 @@ def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
     if sizes is None:
         known = prod(size for size in mesh.values() if size != -1)
         has = f"sizes whose product is {known}" if -1 in mesh.values() else f"{known} devices"
+        would_do = refill_mesh(mesh, target.devices) or default_mesh(target)
         raise MeshError(
             f"the mesh {write_mesh(mesh)} has {has}, but {target} has {target.devices} devices; "
-            f"write {write_mesh(fit_mesh(mesh, target.devices))}, or -1 for all that is left."
+            f"write {write_mesh(fit_mesh(would_do, target.devices))}, or -1 for all that is left."
         )
     return sizes
 

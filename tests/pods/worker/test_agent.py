@@ -189,7 +189,7 @@ def test_a_lock_is_removed_only_where_nobody_holds_it(tmp_path):
         holder.stdout.readline()
         agent.remove_stale_lock(str(lock))
         assert lock.exists()
-        with pytest.raises(agent.Refused, match=f"held by process {holder.pid}") as refused:
+        with pytest.raises(agent.OrderRefused, match=f"held by process {holder.pid}") as refused:
             agent.refuse_dirty_host((str(tmp_path / "lo*"),))
         assert refused.value.code == AgentExit.DIRTY_HOST
         holder.stdin.close()
