@@ -20,7 +20,7 @@ from ..runtime.run_tail import is_number, is_time
 from .lines import AppendedLines, read_end
 
 FLUSH_EVERY_S = 1.0
-_TAIL, _LONGEST_TAIL = 64 << 10, 8 << 20
+_TAIL, _LONGEST_TAIL = 16 << 10, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)

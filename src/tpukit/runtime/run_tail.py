@@ -158,8 +158,9 @@ class RunTailReader:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a record is a finite number, as those that were written all are."""
-    kind = type(value)
-    return (kind is float or kind is int) and -_MOST <= cast("float", value) <= _MOST
+    if type(value) is float or type(value) is int:
+        return -_MOST <= value <= _MOST
+    return False
 
 
 def is_time(value: object) -> TypeGuard[float]:
