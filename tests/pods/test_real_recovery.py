@@ -135,7 +135,7 @@ def test_a_stopped_process_is_found_by_the_heartbeat(folder, quiet):
 
 @pytest.mark.slow
 def test_a_notice_to_one_process_saves_the_step_of_all(folder, quiet):
-    run = Run(folder, "noticed")
+    run = Run(folder, "noticed", step_s=0.2)  # so that steps are left when all have heard of it
     run.at = {9: lambda: run.signal(1, signal.SIGTERM)}
     outcome = run.finish()
     assert [attempt.ending.cause for attempt in outcome.attempts] == [Cause.NOTICE, Cause.DONE]
