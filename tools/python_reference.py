@@ -3,6 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import get_origin
 
 from tpukit.lazy import LAZY_PACKAGES
 
@@ -42,6 +43,8 @@ def _classes(module: ModuleType) -> list[str]:
 def _home(package: ModuleType, name: str) -> str:
     """Where a class or function is written; "" of anything else."""
     found = getattr(package, name)
+    if get_origin(found) is not None:  # an alias of types, which looks like what it was made of
+        return ""
     module, own = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
     return f"{module}.{own}" if module.startswith("tpukit.") and own.isidentifier() else ""
 
