@@ -2,11 +2,22 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
 
 from .errors import TPUModelError, did_you_mean
 
 Kind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+_AMOUNTS = (
+    *("factor", "original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow"),
+)
+
+
+def _check_amount(what: str, value: Any) -> None:
+    is_number = type(value) is not bool and issubclass(type(value), Real)
+    if not is_number or not 0 < value < math.inf:
+        raise TPUModelError(f"{what} is {value!r}; give a number; it must be above 0.")
 
 
 @dataclass(frozen=True)
@@ -49,10 +60,17 @@ class RopeScaling:
                 f"rope scaling '{self.kind}' is not known; use one of {', '.join(kinds)}."
                 + did_you_mean(self.kind, kinds)
             )
-        if self.factor <= 0:
-            raise TPUModelError(f"rope scaling factor is {self.factor}; it must be above 0.")
-        for field in ("short_factors", "long_factors"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
+        for name in _AMOUNTS:
+            _check_amount(f"rope scaling {name}", getattr(self, name))
+        if self.attention_factor is not None:
+            _check_amount("rope scaling attention_factor", self.attention_factor)
+        for name in ("short_factors", "long_factors"):
+            factors: Any = getattr(self, name)
+            if not isinstance(factors, tuple | list):
+                raise TPUModelError(f"rope scaling {name} is {factors!r}; give a list of numbers.")
+            for one in factors:
+                _check_amount(f"one of the rope scaling {name}", one)
+            object.__setattr__(self, name, tuple(factors))
         if (self.kind == "longrope") != bool(self.short_factors and self.long_factors):
             raise TPUModelError(
                 f"rope scaling '{self.kind}' has {len(self.short_factors)} short and "

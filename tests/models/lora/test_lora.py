@@ -263,6 +263,7 @@ def test_adapters_come_back_to_the_bit(beside_llama):
     [
         ({"use_dora": True}, "use_dora"),
         ({"r": 0}, "r=0"),
+        ({"r": True}, "r=True"),
         ({"r": 8}, "another model"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),

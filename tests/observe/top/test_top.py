@@ -113,6 +113,7 @@ def test_hosts_that_fell_silent_are_counted_and_not_shown(tmp_path):
 
 def test_sparklines_keep_their_width_and_show_gaps():
     assert sparkline([0.0, 0.5, 1.0], 10, low=0.0, high=1.0) == "▁▅█"
+    assert sparkline([-1e308, 1e308], 10, low=0.0, high=1.0) == "▁█"
     assert sparkline([1.0, float("nan"), 1.0], 10) == "▁ ▁"
     assert len(sparkline(list(range(1000)), 12)) == 12
     assert sparkline([], 5) == sparkline([float("nan")], 5) == ""

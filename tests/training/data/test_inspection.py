@@ -75,3 +75,12 @@ def test_numbers_no_vocabulary_has_are_refused(tmp_path):
     np.save(tmp_path / "t.npy", np.array([], np.int32))
     with pytest.raises(TPUValidationError, match="nothing to inspect"):
         inspect_data(tmp_path / "t.npy")
+
+
+@pytest.mark.parametrize("header", [b"(2000,)00,)00", b"(((", b"\0", b"'", b"1.2.3"])
+def test_a_damaged_header_is_one_sentence(tmp_path, header):
+    np.save(tmp_path / "t.npy", np.arange(64, dtype=np.uint16))
+    whole = (tmp_path / "t.npy").read_bytes()
+    (tmp_path / "t.npy").write_bytes(whole.replace(b"(64,)", header.ljust(5)))
+    with pytest.raises(TPUValidationError, match=r"is no \.npy file"):
+        inspect_data(tmp_path / "t.npy")

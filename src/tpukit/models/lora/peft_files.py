@@ -145,7 +145,7 @@ def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
 
 def _checked(about: Mapping[str, Any], folder: Path) -> tuple[int, float]:
     rank, alpha = about.get("r"), about.get("lora_alpha")
-    good = isinstance(rank, int) and isinstance(alpha, int | float) and 0 < rank < 1 << 16
+    good = type(rank) is int and type(alpha) in (int, float) and 0 < rank < 1 << 16
     if about.get("peft_type") != "LORA" or not good:
         raise TPUModelError(
             f"{folder / CONFIG_FILE} says peft_type={about.get('peft_type')!r}, r={rank!r}, "

@@ -39,8 +39,8 @@ def sparkline(
         if not math.isfinite(value):
             drawn.append(" ")
             continue
-        place = (value - bottom) / span if span > 0 else 0.0
-        drawn.append(letters[min(len(letters) - 1, max(0, int(place * len(letters))))])
+        place = min(1.0, max(0.0, (value - bottom) / span)) if span > 0 else 0.0
+        drawn.append(letters[min(len(letters) - 1, int(place * len(letters)))])
     return "".join(drawn)
 
 

@@ -34,6 +34,15 @@ from .array_files import load_arrays, save_arrays
 DESCRIPTION, ARRAYS = "quantized.json", "quantized.safetensors"
 VERSION = 1
 # What numpy's safetensors does not write, and what is written in its place, bit for bit.
+# What values of other types, shapes or sizes than a description has end in.
+_BADLY_DESCRIBED = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    AssertionError,
+    OverflowError,
+)
 _AS_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 
 
@@ -119,7 +128,7 @@ def load_quantized(folder: str | Path, *, like: PyTree = None) -> SavedModel:
         config = about["config"]
         known = None if config is None else TransformerConfig.from_dict(config)
         report, tokenizer = dict(about["report"]), about["tokenizer"]
-    except (KeyError, TypeError, AttributeError, ValueError, AssertionError) as error:
+    except _BADLY_DESCRIBED as error:
         raise TPUCheckpointError(
             f"{place / DESCRIPTION} and {ARRAYS} do not fit ({type(error).__name__}: {error}); "
             "quantize the model again."
@@ -137,7 +146,7 @@ def quantized_config(folder: Path) -> TransformerConfig | None:
     try:
         config = _described(folder / DESCRIPTION)["config"]
         return None if config is None else TransformerConfig.from_dict(config)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except _BADLY_DESCRIBED as error:
         raise TPUCheckpointError(
             f"{folder / DESCRIPTION} describes no model ({type(error).__name__}: {error}); "
             "quantize it again."

@@ -1,6 +1,7 @@
 """One file of tokens: .npy or raw .bin, validated from its first bytes and mapped into memory."""
 
 import io
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def _npy_layout(name: str, head: bytes) -> ShardLayout:
             else np.lib.format.read_array_header_2_0
         )
         shape, _, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:  # numpy parses it as Python
         raise TPUValidationError(
             f"{name} is no .npy file ({str(error).splitlines()[0]}); it is damaged, or has the "
             "wrong ending."

@@ -138,3 +138,6 @@ def test_refusals_teach():
         rope_frequencies(63, theta=1e4)
     with pytest.raises(TPUModelError, match="must be above 0"):
         RopeScaling(factor=0)
+    for wrong in ([1.5], "2001-01-01", True, float("nan"), -(2**63)):
+        with pytest.raises(TPUModelError, match="rope scaling original_max_seq_len is"):
+            RopeScaling(original_max_seq_len=wrong)
