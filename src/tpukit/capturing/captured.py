@@ -91,6 +91,11 @@ class CapturedProgram:
         """Devices that the program spans."""
         return len(self.program.facts.device_order) or 1
 
+    def bytes_on_device(self, number: int) -> int:
+        """Return the bytes of an argument on one device."""
+        facts = self.program.facts
+        return facts.argument_bytes[number] * facts.argument_copies[number] // self.devices
+
 
 @dataclass(frozen=True)
 class Captured:

@@ -75,10 +75,10 @@ def share_of_peak(flops: Figure, result: "CheckResult") -> Figure:
 
 def utilization_lines(result: "CheckResult") -> list[str]:
     """Return what a terminal shows of a captured step's utilization."""
-    model, hardware = model_flops_per_step(result), hardware_flops_per_step(result)
-    mfu, reached = share_of_peak(model, result), share_of_peak(hardware, result)
     if result.prediction is None:
         return []
+    model, hardware = model_flops_per_step(result), hardware_flops_per_step(result)
+    mfu, reached = share_of_peak(model, result), share_of_peak(hardware, result)
     lines: list[str] = []
     if mfu.value is None:
         lines.append(f"MFU: – ({mfu.reason})")

@@ -41,7 +41,7 @@ def _not_reused(program: CapturedProgram, compiled: CompiledStep) -> Iterable[Pr
     _, listed, aliases = compiled.module.header.partition("input_output_alias=")
     reused = {int(number) for number in _ALIASED.findall(aliases)} if listed else set[int]()
     sizes = {
-        number: facts.argument_bytes[number] * facts.argument_copies[number] // program.devices
+        number: program.bytes_on_device(number)
         for number in facts.donated
         if number not in reused | batch and number < len(facts.argument_bytes)
     }
@@ -67,7 +67,7 @@ def _replicated_state(program: CapturedProgram, compiled: CompiledStep) -> Itera
     kept: dict[int, tuple[int, int]] = {}
     for number, purpose in enumerate(facts.argument_purposes):
         copies = facts.argument_copies[number]
-        size = facts.argument_bytes[number] * copies // devices
+        size = program.bytes_on_device(number)
         if purpose == "optimizer state" and copies > 1 and size > _LARGE_BYTES:
             kept[number] = size, copies
     size = sum(size for size, _ in kept.values())

@@ -1,6 +1,6 @@
 """Predicted time of parts of a captured step: by source line, and of what is recomputed."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,12 +34,15 @@ class StepTimes:
         """Return the core time of some spans, over the whole step."""
         return sum(span.duration_s * span.times for span in self.core_spans if wanted(span))
 
+    @cached_property
+    def _frames(self) -> Mapping[int, tuple[str, int, int]]:
+        return parse_sources(self.compiled.hlo).frames
+
     def seconds_of_lines(self, lines: Collection[str]) -> float:
         """Return the core time of operations that come from source lines, such as "a.py:12"."""
-        frames = parse_sources(self.compiled.hlo).frames
         named: set[str] = set()
         for name, instruction in self.instructions.items():
-            file, line, _ = frames.get(instruction.stack_frame or 0, ("", 0, 0))
+            file, line, _ = self._frames.get(instruction.stack_frame or 0, ("", 0, 0))
             if f"{file}:{line}" in lines:
                 named.add(name)
         return self.seconds(lambda span: span.name in named)

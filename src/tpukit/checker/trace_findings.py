@@ -99,10 +99,7 @@ def _transfers(
     purposes = facts.argument_purposes
     fed = {number for number, purpose in enumerate(purposes) if purpose == "batch inputs"}
     fed -= set(facts.donated)
-    amount = sum(
-        facts.argument_bytes[number] * facts.argument_copies[number] / max(program.devices, 1)
-        for number in fed | from_host
-    )
+    amount = sum(map(program.bytes_on_device, fed | from_host))
     seconds = amount / Machine.of(captured.slice).host_bytes_per_s
     if seconds > _LEAST_SHARE * step_s or from_host:
         names = some_names([facts.argument_names[number] for number in sorted(fed | from_host)])

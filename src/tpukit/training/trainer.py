@@ -150,17 +150,16 @@ class TPUTrainer:
         self._hooks, self._progress = tuple(hooks), progress
         self._notes: list[str] = []
         self.devices = list(open_devices() if devices is None else devices)
-        here, note = len(self.devices), None
+        here = len(self.devices)
         sizes = dict(job.mesh) if job.on is None else fit_mesh(job.mesh, here)
         planned = None if job.on is None else job.slice.devices
         elsewhere = planned not in (None, here)
         if elsewhere:
-            note = (
+            self._notes.append(
                 f"the job is for the {planned} devices of {job.on}, {write_mesh(job.mesh_sizes)}; "
                 f"here are {here}: {write_mesh(sizes)}"
             )
         self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if elsewhere else dcn_mesh)
-        self._notes += [note] if note else []
         # The slice it runs on, not the one it was planned for.
         is_there = not elsewhere and self.devices[0].platform == "tpu"
         self._slice = job.on if is_there else None

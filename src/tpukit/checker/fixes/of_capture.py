@@ -123,8 +123,10 @@ class CaptureFixer:
     def _donation(self) -> Sequence[Fix]:
         waiting = self._undonated()
         facts = self.program.program.facts
-        size = sum(self._share(number) for number in waiting)
-        least = _LARGE_SHARE * sum(map(self._share, range(len(facts.argument_bytes))))
+        size = sum(self.program.bytes_on_device(number) for number in waiting)
+        least = _LARGE_SHARE * sum(
+            map(self.program.bytes_on_device, range(len(facts.argument_bytes)))
+        )
         if size < max(_LARGE_BYTES, least):
             return []
         roots = dict.fromkeys(_root(facts.argument_names[number]) for number in waiting)
@@ -169,12 +171,12 @@ class CaptureFixer:
         whole = [
             number
             for number, copies in enumerate(facts.argument_copies)
-            if copies == devices > 1 and self._share(number) > _LARGE_BYTES
+            if copies == devices > 1 and self.program.bytes_on_device(number) > _LARGE_BYTES
         ]
-        saved = sum(self._share(number) * (1 - 1 / devices) for number in whole)
+        saved = sum(self.program.bytes_on_device(number) * (1 - 1 / devices) for number in whole)
         if saved < _LARGE_SHARE * self.memory.total_bytes:
             return []
-        largest = sorted(whole, key=lambda number: -self._share(number))[:3]
+        largest = sorted(whole, key=lambda number: -self.program.bytes_on_device(number))[:3]
         names = ", ".join(facts.argument_names[number] for number in largest)
         more = len(whole) - len(largest)
         return [
@@ -227,12 +229,6 @@ class CaptureFixer:
                 advice="" if self.again is not None else "a kept capture is of one slice",
             )
         ]
-
-    def _share(self, number: int) -> float:
-        """Return the bytes of an argument on one device."""
-        facts = self.program.program.facts
-        copies = facts.argument_copies[number]
-        return facts.argument_bytes[number] * copies / max(self.program.devices, 1)
 
 
 def _donating(program: CapturedProgram, more: Sequence[int]) -> CapturedProgram:
