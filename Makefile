@@ -75,8 +75,8 @@ docs: $(READY) ## the pages as a site in build/site; broken links fail
 	$(BIN)/python tools/python_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# RUN="startup plan_speed" runs these first, RUN=all every one, for hours.
-bench: $(READY) ## one table of every bar as it was last found, also in docs/benchmarks.md
+# RUN="commands plan" runs these scripts instead, RUN=all every one, for hours.
+bench: $(READY) ## a five-minute set of benchmarks, then every bar; results go into benchmarks/results and the pages
 	@$(BIN)/python benchmarks/run_all.py $(RUN)
 
 mutants: $(READY) ## small changes to the arithmetic, and how many of them the tests notice

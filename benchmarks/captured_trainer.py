@@ -1,7 +1,7 @@
 """A training script that knows nothing of tpukit: `python captured_trainer.py --size 8b`.
 
 Plain jax: layers under scan and remat, parameters sharded over all devices (FSDP), AdamW by optax,
-one jitted step. It is what `captured_cost.py` captures.
+one jitted step. `captured.py cost` captures it.
 """
 
 import argparse
@@ -54,6 +54,7 @@ def new_params(size: Size, key: jax.Array) -> dict[str, jax.Array]:
 
 def layer(x: jax.Array, weights: dict[str, jax.Array]) -> tuple[jax.Array, None]:
     """Return the output of attention and of the experts, each added to its input."""
+    x = by_rows(x)
     weights = jax.tree.map(lambda one: one.astype(jnp.bfloat16), weights)
     rows, length, width = x.shape
     q, k, v = jnp.split(norm(x) @ weights["qkv"], 3, axis=-1)
@@ -80,6 +81,11 @@ def expert(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     return (jax.nn.silu(gate) * value) @ down
 
 
+def by_rows(x: jax.Array) -> jax.Array:
+    """Return activations sharded by rows; without it XLA gathers them and keeps weights sharded."""
+    return jax.lax.with_sharding_constraint(x, P("fsdp"))
+
+
 def norm(x: jax.Array) -> jax.Array:
     """Return rows of unit size."""
     size = jnp.square(x.astype(jnp.float32)).mean(-1, keepdims=True)
@@ -88,7 +94,7 @@ def norm(x: jax.Array) -> jax.Array:
 
 def loss(params: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
     """Return the mean cross entropy of the next token."""
-    x = params["embedding"].astype(jnp.bfloat16)[tokens]
+    x = by_rows(params["embedding"].astype(jnp.bfloat16)[tokens])
     stacked = {name: value for name, value in params.items() if name != "embedding"}
     x, _ = jax.lax.scan(jax.checkpoint(layer), x, stacked)
     logits = (norm(x) @ params["embedding"].astype(jnp.bfloat16).T).astype(jnp.float32)
@@ -123,10 +129,11 @@ def main() -> None:
         return optax.apply_updates(params, updates), state, value
 
     local = np.zeros((jax.local_device_count(), SEQUENCE), np.int32)
-    for step in range(10):
-        tokens = jax.make_array_from_process_local_data(rows, local)
-        params, state, value = train_step(params, state, tokens)
-        print(step, value)
+    with jax.set_mesh(mesh):
+        for step in range(10):
+            tokens = jax.make_array_from_process_local_data(rows, local)
+            params, state, value = train_step(params, state, tokens)
+            print(step, value)
 
 
 if __name__ == "__main__":

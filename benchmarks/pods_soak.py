@@ -1,15 +1,10 @@
-"""Many jobs on the emulated Cloud TPU at once, with everything going wrong that can.
+"""Many jobs on an emulated cloud that preempts them: does each end with the right result?
 
-    python benchmarks/pods_soak.py [--jobs 200] [--supervisors 4] [--at-once 4] [--seed 0] [--jax]
-
-Each job is a light program whose result shows a step that was lost or done twice, or with --jax a
-`tpukit train` whose every loss is compared with those of a run left in peace. Pods live a few
-seconds before they are taken away, with and without a notice; zones run out of capacity; replies
-get lost, calls fail; supervisors are killed with SIGKILL and started again. In the end every job
-must be done with the exact result, and nothing may be left: no pod, no process.
+python benchmarks/pods_soak.py tpu
+python benchmarks/pods_soak.py gke
 """
 
-import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -23,22 +18,56 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+
+from harness import HELD_TO_TARGET, Result, Subcommand, read_command_line, report, run_command
+
+COMMAND_LINE = read_command_line(
+    __name__,
+    __doc__,
+    Subcommand(
+        "tpu",
+        "jobs on the emulated Cloud TPU",
+        options={
+            "--jobs": {"type": int, "default": 200},
+            "--supervisors": {"type": int, "default": 4},
+            "--at-once": {"type": int, "default": 4},
+            "--seed": {"type": int, "default": 0},
+            "--jax": {"action": "store_true", "help": "real training runs"},
+            "--share": {"type": int, "help": "of a supervisor that this benchmark starts"},
+            "--folder": {"type": Path, "help": "of a supervisor that this benchmark starts"},
+        },
+    ),
+    Subcommand(
+        "gke",
+        "jobs on the emulated GKE cluster",
+        options={
+            "--jobs": {"type": int, "default": 100},
+            "--together": {"type": int, "default": 6},
+            "--seed": {"type": int, "default": 0},
+        },
+    ),
+)
 
 import numpy as np
 import psutil
 
 from tpukit.job.sections import LaunchSettings
+from tpukit.pods import Command, PodConfig
 from tpukit.pods.causes import Kind
-from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
-from tpukit.pods.providers.protocol import Command
+from tpukit.pods.providers.gke.provider import GKEProvider
 from tpukit.pods.store import Store
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
 from tpukit_emulators.faults import Fault, Mishap
-from tpukit_emulators.holding import Pace, Stage, Zone
+from tpukit_emulators.holding import Pace as CloudPace
+from tpukit_emulators.holding import Stage, Zone
 from tpukit_emulators.hosts import MARK
+from tpukit_emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
+from tpukit_emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET, POD, SECRET
+from tpukit_emulators.kubernetes_api.refusal import Refusal
 from tpukit_emulators.rehearsal import CloudTPURehearsal
 from tpukit_emulators.world import World
 
@@ -175,7 +204,7 @@ def start(arguments, folder, number, environment):
     options = [f"--jobs={arguments.jobs}", f"--supervisors={arguments.supervisors}"]
     options += [f"--at-once={arguments.at_once}", f"--share={number}", f"--folder={folder}"]
     options += ["--jax"] if arguments.jax else []
-    return subprocess.Popen([sys.executable, __file__, *options], env=environment)
+    return subprocess.Popen([sys.executable, __file__, "tpu", *options], env=environment)
 
 
 def look_after(arguments, folder, environment, life_s):
@@ -198,7 +227,7 @@ def look_after(arguments, folder, environment, life_s):
     return kills
 
 
-def report(folder, work, jobs):
+def report_recoveries(folder, work, jobs):
     store = Store(folder / "store")
     causes, recoveries, exact, failed = Counter(), [], 0, []
     for number in range(jobs):
@@ -217,28 +246,36 @@ def report(folder, work, jobs):
     if recoveries:
         ordered = sorted(recoveries)
         p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-        print(
-            f"recoveries: {len(ordered)}, from the end of an attempt to the next first step "
-            f"p50 {statistics.median(ordered):.2f} s, p99 {p99:.2f} s"
-        )
+        kind = "training runs" if isinstance(work, Jax) else "light jobs"
+        report_percentiles(kind.replace(" ", "_"), f"{jobs:,} {kind}", ordered, p99)
     for one in failed[:5]:
         print("  not exact:", one)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=200)
-    parser.add_argument("--supervisors", type=int, default=4)
-    parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jax", action="store_true")
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    kind = Jax if arguments.jax else Light
-    if arguments.share is not None:
-        share = (arguments.share, arguments.supervisors, arguments.jobs, arguments.at_once)
-        supervise(arguments.folder, kind(arguments.folder), *share)
+def report_percentiles(key, jobs, ordered, p99):
+    """Report the time from the end of an attempt to the first step of the next one."""
+    what = f"recovery of {jobs}, {len(ordered)} interruptions"
+    median = statistics.median(ordered)
+    report(
+        Result(f"{what}, p50", median, "s", key=f"{key}_p50", form=".1f", **HELD_TO_TARGET),
+        Result(f"{what}, p99", p99, "s", key=f"{key}_p99", form=".1f", **HELD_TO_TARGET),
+    )
+
+
+def run_tpu(options):
+    """Many jobs on the emulated Cloud TPU at once, with everything going wrong that can.
+
+    Each job is a light program whose result shows a step that was lost or done twice, or with
+    --jax a `tpukit train` whose every loss is compared with those of a run left in peace. Pods
+    live a few seconds before they are taken away, with and without a notice; zones run out of
+    capacity; replies get lost, calls fail; supervisors are killed with SIGKILL and started again.
+    In the end every job must be done with the exact result, and nothing may be left: no pod, no
+    process.
+    """
+    kind = Jax if options.jax else Light
+    if options.share is not None:
+        share = (options.share, options.supervisors, options.jobs, options.at_once)
+        supervise(options.folder, kind(options.folder), *share)
         return
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -247,29 +284,31 @@ def main():
         work = kind(folder)
         work.prepare()
         life_s = work.spot_life_s
-        pace = Pace(decide_s=0.05, start_s=0.3, start_spread=0.8, notice_s=1.0, spot_life_s=life_s)
-        world = World({zone: Zone({"v6e": 256}) for zone in ZONES}, pace=pace, seed=arguments.seed)
+        pace = CloudPace(
+            decide_s=0.05, start_s=0.3, start_spread=0.8, notice_s=1.0, spot_life_s=life_s
+        )
+        world = World({zone: Zone({"v6e": 256}) for zone in ZONES}, pace=pace, seed=options.seed)
         doubles, over, begun = Doubles(world), threading.Event(), time.monotonic()
         with CloudTPURehearsal(folder / "cloud", world=world) as cloud:
             (folder / "launch.json").write_text(json.dumps(cloud.settings))
             cloud.api.faults.add(Fault(Mishap.LOST_REPLY, "*", times=None, share=0.03))
             cloud.api.faults.add(Fault(Mishap.OUTAGE, "*", times=None, share=0.03))
-            threading.Thread(target=trouble, args=(cloud, arguments.seed, over, work)).start()
+            threading.Thread(target=trouble, args=(cloud, options.seed, over, work)).start()
             environment = {
                 **os.environ,
                 **cloud.environment,
                 "TPUKIT_STATE_DIR": str(folder / "state"),
             }
-            kills = look_after(arguments, folder, environment, life_s)
+            kills = look_after(options, folder, environment, life_s)
             over.set()
             cloud.api.faults.clear()
             time.sleep(1)
             left = [held.name.rsplit("/", 1)[1] for held in world.holdings()]
             processes = [one for one in psutil.process_iter() if _is_ours(one, cloud)]
             took = time.monotonic() - begun
-        print(f"{arguments.jobs} jobs in {took:.0f} s; {kills} supervisors killed")
+        print(f"{options.jobs} jobs in {took:.0f} s; {kills} supervisors killed")
         print(f"pods by stage that they came to: {dict(doubles.stages)}")
-        report(folder, work, arguments.jobs)
+        report_recoveries(folder, work, options.jobs)
         print(f"two pods at once for one job: {len(doubles.found)} {doubles.found[:3]}")
         print(f"pods left: {len(left)} {left[:5]}; processes left on machines: {len(processes)}")
 
@@ -281,5 +320,144 @@ def _is_ours(process, cloud):
         return False
 
 
+GKE_STEPS = 30
+ON = "7x:2x2x2"  # two hosts
+WORKER = """
+import hashlib, json, os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+path = os.path.join(sys.argv[1], os.environ["TPUKIT_HOST_ID"])
+step, state = 0, "start"
+if os.path.exists(path):
+    step, state = json.load(open(path))
+while step < int(sys.argv[2]):
+    state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+    step += 1
+    with open(path + ".new", "w") as file:
+        json.dump([step, state], file)
+    os.replace(path + ".new", path)
+    print('@tpukit ' + json.dumps({"step": step}), flush=True)
+    time.sleep(0.05)
+"""
+ON_NODE = ("shut_down", "remove", "drain", "taint")
+ON_POD = ("evict", "preempt_by_scheduler", "starve", "preempt_for_critical", "kill", "vanish")
+
+
+def expected():
+    state = "start"
+    for step in range(GKE_STEPS):
+        state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+    return f'[{GKE_STEPS}, "{state}"]'
+
+
+class Disturber:
+    """Takes Pods and nodes of running jobs away, now and then."""
+
+    def __init__(self, emulator, seed):
+        self.emulator, self.luck = emulator, random.Random(seed)
+        self.done = {}
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while not self.stopping.wait(self.luck.uniform(0.2, 1.0)):
+            store, mishaps = self.emulator.cluster.store, self.emulator.mishaps
+            pods = [pod for pod in store.items(POD) if pod["status"].get("phase") == "Running"]
+            if not pods:
+                continue
+            pod, what = self.luck.choice(pods), self.luck.choice((*ON_NODE, *ON_POD, "fault"))
+            node = pod["spec"]["nodeName"]
+            with suppress(Refusal):  # the node went away meanwhile
+                if what == "fault":
+                    mishap = self.luck.choice((Mishap.OUTAGE, Mishap.LOST_REPLY))
+                    self.emulator.faults.add(Fault(mishap, times=2, share=0.5))
+                elif what == "remove":
+                    mishaps.remove(node, back_after_s=0.5)
+                elif what in ON_NODE:
+                    getattr(mishaps, what)(node)
+                    threading.Timer(1.0, self.undo, (node,)).start()
+                else:
+                    getattr(mishaps, what)(pod)
+                self.done[what] = self.done.get(what, 0) + 1
+
+    def undo(self, node):
+        with suppress(Refusal):
+            self.emulator.mishaps.uncordon(node)
+            self.emulator.mishaps.untaint(node)
+
+
+def run_gke(options):
+    """Run jobs on an emulated GKE cluster with evictions of every kind, and check every result.
+
+    A job is a light deterministic program on two hosts that saves after every step. It is
+    supervised as `tpukit launch` does it, while its Pods and nodes are taken away at random. At
+    the end its result must be that of a run that nobody disturbed, and nothing may be left in the
+    cluster.
+    """
+    pools = [tpu_pool(ON, name=f"p{number}") for number in range(options.together)]
+    folder = Path(tempfile.mkdtemp(prefix="pods-gke-"))
+    launch = LaunchSettings(image="emulated", max_restarts=20)
+    began = time.monotonic()
+    with KubernetesEmulator(pools, pace=Pace(shutdown_grace_s=0.5, node_gone_s=0.5)) as emulator:
+        os.environ["KUBECONFIG"] = str(emulator.kubeconfig)
+        disturber = Disturber(emulator, options.seed)
+
+        def run(number):
+            own = folder / str(number)
+            own.mkdir()
+            command = Command(
+                argv=("python3", "-S", "-c", WORKER, str(own), str(GKE_STEPS)), first_step_s=60
+            )
+            supervisor = Supervisor(
+                f"job{number}",
+                PodConfig(tpu_type=ON),
+                command,
+                GKEProvider(launch),
+                policy=Policy.of(launch),
+            )
+            outcome = supervisor.run()
+            results = {path.read_text() for path in own.iterdir() if path.suffix != ".new"}
+            return outcome, results == {expected()}
+
+        with ThreadPoolExecutor(options.together) as pool:
+            results = list(pool.map(run, range(options.jobs)))
+        disturber.stopping.set()
+        disturber.thread.join()
+        emulator.faults.clear()
+        provider = GKEProvider(launch)
+        orphans = provider.list()  # as a reconciler does, whenever it passes
+        for pod in orphans:
+            provider.delete(pod.name, zone=pod.zone)
+        time.sleep(2)
+        store = emulator.cluster.store
+        left = {
+            kind.name: len(store.items(kind)) for kind in (JOBSET, JOB, POD, SECRET, CONFIG_MAP)
+        }
+        processes = emulator.cluster.kubelet.processes.running
+    outcomes = [outcome for outcome, _ in results]
+    right = sum(is_right for outcome, is_right in results if outcome.is_done)
+    losses = [loss for outcome in outcomes for loss in outcome.losses]
+    downtimes = sorted(loss.downtime_s for loss in losses if loss.downtime_s is not None)
+    causes = {}
+    for loss in losses:
+        causes[loss.ending.cause.value] = causes.get(loss.ending.cause.value, 0) + 1
+    print(f"{options.jobs} jobs in {time.monotonic() - began:.0f} s, {options.together} at a time")
+    print(f"done: {sum(one.is_done for one in outcomes)}, with the undisturbed result: {right}")
+    for outcome in outcomes:
+        if not outcome.is_done:
+            print(f"  not done: {outcome.__rich__()}")
+    print(f"disturbed: {dict(sorted(disturber.done.items()))}")
+    print(f"interruptions: {len(losses)}, {len(downtimes)} with steps after them; causes: {causes}")
+    if downtimes:
+        p99 = downtimes[min(len(downtimes) - 1, int(0.99 * len(downtimes)))]
+        report_percentiles("gke", f"{options.jobs:,} light jobs on Kubernetes", downtimes, p99)
+    print(f"orphans that the last pass removed: {len(orphans)}")
+    print(f"left in the cluster: {left}, processes: {processes}")
+
+
 if __name__ == "__main__":
-    main()
+    run_command(
+        COMMAND_LINE,
+        tpu=run_tpu,
+        gke=run_gke,
+    )

@@ -1,39 +1,85 @@
-"""Predicted against published step times, beside a baseline that compiles nothing.
+"""Predicted training steps beside published measurements and published programs.
 
-    python benchmarks/predict.py [--results FILE] [--only TEXT] [--compile-s 600] [--write]
-                                 [--pieces FILE] [--recorded]
-
-All constants of the model but two come from single ops and public microbenchmarks
-(src/tpukit/hardware/data/rates.toml). Those two, how much faster an op is inside a
-step than alone and how long slices wait for each other, are fitted here on rows that share neither
-source nor generation with the row they score; a file of runs that they were not chosen on is scored
-with them as they are shipped. The baseline knows each generation's mean MFU over the other rows and
-nothing else.
-
-`--write` ships the rows with what was predicted of each (hardware/data/scored_steps.json of the
-package): the band that predictions are printed with is made of them. Rows that `--only` leaves out
-stay as they were written, with the day they were predicted. Constants are fitted on the rows of one
-run: `--pieces` keeps what each row gave, so that rows can be predicted one by one within a day and
-scored together at its end. `--recorded` compiles nothing and scores what was written.
+python benchmarks/predict.py score
+python benchmarks/predict.py train
+python benchmarks/predict.py rivals
+python benchmarks/predict.py host-link
 """
 
-import argparse
+import dataclasses
 import json
 import math
+import re
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from harness import PUBLISHED, Result, Subcommand, read_command_line, report, run_command
+
+COMPILE_S = 1800.0  # a row that compiles longer is reported without a prediction
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Read a mesh such as fsdp=8,zero=32; tpukit is imported here, so that --help is quick."""
+    from tpukit.hardware.mesh_sizes import parse_mesh as parse
+
+    return parse(text)
+
+
+COMMAND_LINE = read_command_line(
+    __name__,
+    __doc__,
+    Subcommand(
+        "score",
+        "predicted steps of published runs",
+        options={
+            "--results": {"type": Path, "default": PUBLISHED},
+            "--only": {"help": "rows whose id contains this"},
+            "--compile-s": {"type": float, "default": COMPILE_S, "help": "limit for each compile"},
+            "--write": {"action": "store_true", "help": "ship the rows with this package"},
+            "--pieces": {"type": Path, "help": "a file that keeps what each row gave today"},
+            "--recorded": {"action": "store_true", "help": "score what was written"},
+        },
+    ),
+    Subcommand(
+        "train",
+        "our own step beside published ones on the same slice",
+        options={
+            "--only": {"default": ""},
+        },
+    ),
+    Subcommand(
+        "rivals",
+        "our fp8 and MoE steps beside the published programs",
+        options={
+            "--results": {"type": Path, "default": PUBLISHED},
+            "--only": {"default": ""},
+            "--compile-s": {"type": float, "default": COMPILE_S, "help": "limit for each compile"},
+            "--published-remat": {"action": "store_true", "help": "try no other remat"},
+            "--recorded": {"action": "store_true", "help": "compile our program alone"},
+            "--mesh": {"type": parse_mesh, "help": "of our program, where not the row's"},
+        },
+    ),
+    Subcommand(
+        "host-link",
+        "bandwidth between host and chip, from published runs that offload",
+        options={
+            "--scheduler": {"action": "store_true", "help": "ask libtpu instead"},
+        },
+    ),
+)
+
+import jax
 import numpy as np
-from claims import Claim, report
 from published_programs import kernel_timer
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import configure_tpu_environment
-from tpukit.compiler import compile_for
+from tpukit.compiler import CompiledStep, compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.program.request import compiler_versions
 from tpukit.compiler.program_flops import KernelCounter
@@ -41,15 +87,12 @@ from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.compiler.timeline.network import waiting_share
 from tpukit.errors import TPUError
-from tpukit.hardware.rates import ChipRates
-from tpukit.hardware.scored_steps import ScoredStep, ScoredSteps
+from tpukit.hardware.rates import ChipRates, ScoredStep, ScoredSteps
 
 OP_TIMES = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
 SIMULATED = (0.86, 0.93, 1.0)  # the others lie between them, within 0.04 % of 18 rows
-COMPILE_S = 1800.0  # a row that compiles longer is reported without a prediction
 BARS = (0.04, 0.05, 0.13)  # median, mean and largest error over all rows
 RANK_BAR, RANKED_ROWS = 0.85, 5  # of a generation with so many rows
-DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
 SHIPPED = Path(__file__).parents[1] / "src" / "tpukit" / "hardware" / "data" / "scored_steps.json"
 
 
@@ -224,16 +267,24 @@ def rank_correlation(pairs: list[tuple[float, float]]) -> float:
     return statistics.correlation(left, right)
 
 
-def main() -> None:
+def run_score(options):
+    """Predicted against published step times, beside a baseline that compiles nothing.
+
+    All constants of the model but two come from single ops and public microbenchmarks
+    (src/tpukit/hardware/data/rates.toml). Those two, how much faster an op is inside a step than
+    alone and how long slices wait for each other, are fitted here on rows that share neither
+    source nor generation with the row they score; a file of runs that they were not chosen on is
+    scored with them as they are shipped. The baseline knows each generation's mean MFU over the
+    other rows and nothing else.
+
+    `--write` ships the rows with what was predicted of each (hardware/data/scored_steps.json of
+    the package): the band that predictions are printed with is made of them. Rows that `--only`
+    leaves out stay as they were written, with the day they were predicted. Constants are fitted on
+    the rows of one run: `--pieces` keeps what each row gave, so that rows can be predicted one by
+    one within a day and scored together at its end. `--recorded` compiles nothing and scores what
+    was written.
+    """
     configure_tpu_environment()  # or jax would look for a TPU in this process
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
-    parser.add_argument("--only", help="rows whose id contains this")
-    parser.add_argument("--compile-s", type=float, default=COMPILE_S, help="limit for each compile")
-    parser.add_argument("--write", action="store_true", help="ship the rows with this package")
-    parser.add_argument("--pieces", type=Path, help="a file that keeps what each row gave today")
-    parser.add_argument("--recorded", action="store_true", help="score what was written")
-    options = parser.parse_args()
     runs: list[PublishedRun] = []
     for row in load_rows(options.results, only=options.only):
         try:
@@ -260,7 +311,7 @@ def main() -> None:
         spent = time.perf_counter() - started
         ratio = step / run.step_time_s
         print(f"{run.name:<32} {times}  ratio {ratio:.3f}  ({spent:.0f} s)", flush=True)
-    known = {row["id"] for row in load_rows(DEFAULT_RESULTS)}
+    known = {row["id"] for row in load_rows(PUBLISHED)}
     steps = scored_steps(scored, runs, refit=any(run.name in known for run in runs))
     score(steps, {one.run.name: one for one in scored})
     if options.write:
@@ -316,25 +367,45 @@ def score(steps: ScoredSteps, scored: dict[str, Scored]) -> None:
     for chip in dict.fromkeys(one.chip for one in counted):
         members = [one for one in counted if one.chip == chip]
         print(f"\n{chip}: {len(members)} rows")
-        show(members, runs)
+        show(members, runs, chip)
         if len(members) > 2:
             pairs = [(mfu(scored[one.name].run, one), scored[one.name].run.mfu) for one in members]
             bar = RANK_BAR if len(members) >= RANKED_ROWS else None
-            report(Claim("  rank correlation of MFU", rank_correlation(pairs), "", at_least=bar))
+            report(
+                Result(
+                    f"{chip}: rank correlation of MFU",
+                    rank_correlation(pairs),
+                    at_least=bar,
+                    key=f"{chip}_rank",
+                    form=".2f",
+                    compares="model : published",
+                    sample="out",
+                )
+            )
     plain = [one for one in counted if not is_newer(scored[one.name].run)]
     if plain and len(plain) < len(counted):
         print(f"\nlayers of one shape in bfloat16: {len(plain)} rows")
-        show(plain, runs)
+        show(plain, runs, "layers of one shape in bfloat16")
     if counted:
         band = steps.band
         print(f"\nall generations: {len(counted)} rows")
-        show(list(counted), runs, BARS)
+        show(list(counted), runs, "", BARS)
         report(
-            Claim("  band, below", 100 * band.below, "%"),
-            Claim("  band, above", 100 * band.above, "%"),
+            Result("band of a prediction, below", 100 * band.below, "%"),
+            Result("band of a prediction, above", 100 * band.above, "%"),
         )
         if len(steps.rows_by_source) > 1:
-            report(Claim("  rows in a band made without their source", steps.covered, "rows"))
+            report(
+                Result(
+                    "published steps inside a band made without their source",
+                    (steps.covered, len(counted)),
+                    key="in_band",
+                    form=".0f",
+                    joint=" of ",
+                    compares="model : published",
+                    sample="out",
+                )
+            )
         print("  rows by source:")
         for source, rows in steps.rows_by_source.items():
             print(f"    {rows:3} {source}")
@@ -360,21 +431,402 @@ def is_newer(run: PublishedRun) -> bool:
 def show(
     members: list[ScoredStep],
     runs: list[PublishedRun],
+    group: str,
     bars: tuple[float | None, ...] = (None, None, None),
 ) -> None:
-    """Errors of some rows, beside the baseline's on the same rows."""
+    """Report errors of some rows, beside the baseline's on the same rows; "" groups all rows."""
     errors = [one.error for one in members]
-    report(
-        Claim("  median error", statistics.median(errors), "", at_most=bars[0]),
-        Claim("  mean error", statistics.mean(errors), "", at_most=bars[1]),
-        Claim("  largest error", max(errors), "", at_most=bars[2]),
-    )
+    figures = {"median": statistics.median(errors), "mean": statistics.mean(errors)}
+    figures["largest"] = max(errors)
+    start = f"{group}_" if group else ""
+    for (name, error), bar in zip(figures.items(), bars, strict=True):
+        report(
+            Result(
+                f"predicted steps of {len(members)} published runs, {group or 'all'}, {name} error",
+                100 * error,
+                "%",
+                at_most=bar and 100 * bar,
+                key=f"{start}{name}_error".replace(" ", "_"),
+                form=".1f",
+                compares="model : published",
+                sample="out",
+            )
+        )
     names = {one.name for one in members}
     guesses = [(baseline_s(run, runs), run) for run in runs if run.name in names]
     base = [abs(guess / run.step_time_s - 1) for guess, run in guesses if guess]
     if base:
-        report(Claim("  mean error of the baseline", statistics.mean(base), ""))
+        error = 100 * statistics.mean(base)
+        what = f"mean error of the baseline, {group or 'all'}"
+        key = f"{start}baseline".replace(" ", "_")
+        report(
+            Result(
+                what, error, "%", key=key, form=".1f", compares="model : published", sample="out"
+            )
+        )
+
+
+# Published row -> what to try instead of the published remat (None).
+TRIED: dict[str, tuple[str | None, ...]] = {
+    "tri-llama3.1-8b-v6e-8": (
+        None,
+        "offload=decoder_layer_input,qkv_proj,out_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,out_proj,attention",
+    ),
+    "tri-llama3.1-8b-v6e-256": (
+        None,
+        "offload=decoder_layer_input,qkv_proj,out_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,out_proj,attention",
+    ),
+    "tri-llama3.1-70b-v6e-256": (
+        None,
+        "offload=decoder_layer_input,qkv_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,attention",
+    ),
+}
+
+
+def run_train(options):
+    """Predict our training step on TPU slices and compare it with published ones.
+
+    Same model, slice, batch and sequence as the published run; what the backward pass keeps may be
+    chosen otherwise, as a user of tpukit would. The predictor's own error on published runs is
+    what `predict.py score` prints; a ratio within that error is a tie.
+    """
+    configure_tpu_environment()
+    claims = []
+    for name, candidates in TRIED.items():
+        if options.only not in name:
+            continue
+        run = as_run(load_rows(PUBLISHED, only=name)[0])
+        best = None
+        for remat in candidates:
+            # As published but for what a workload of ours chooses itself: its attention kernel.
+            work = run.workload.replace(attention="auto")
+            work = work if remat is None else work.replace(remat=remat)
+            try:
+                compiled = compile_for(
+                    work,
+                    run.slice,
+                    mesh=run.mesh,
+                    options=run.options,
+                    until="schedule",
+                    timeout_s=COMPILE_S,
+                )
+            except TPUError as error:
+                print(f"{name} {remat or 'published remat'}: {error}")
+                continue
+            step = compiled.predict().step_time_s if compiled.fits else None
+            gib = compiled.memory.total_bytes / 2**30
+            verdict = "does not fit" if step is None else f"{step:.3f} s"
+            print(
+                f"{name} {remat or 'published remat'}: {gib:.2f} GiB, {verdict} "
+                f"(published {run.step_time_s:.3f} s)",
+                flush=True,
+            )
+            if step is not None and (best is None or step < best):
+                best = step
+        if best is not None:
+            claims.append(
+                Result(
+                    f"our step of {name} over the published one",
+                    best / run.step_time_s,
+                    at_most=1.0,
+                    key=f"own_{name}",
+                    form=".3f",
+                    compares="model : published",
+                    sample="in",
+                )
+            )
+    report(*claims)
+
+
+BAR = 0.95
+# What a user of tpukit may keep instead, by what the published run keeps.
+INSTEAD: dict[str, tuple[str, ...]] = {
+    "offload=decoder_layer_input": (
+        "offload=decoder_layer_input save=expert_tokens",
+        "offload=decoder_layer_input save=attention",
+    ),
+    "offload=decoder_layer_input,expert_rows": ("offload=decoder_layer_input save=attention",),
+    "offload=decoder_layer_input,qkv_proj,out_proj": (
+        "offload=decoder_layer_input,qkv_proj,out_proj,attention",
+    ),
+}
+
+
+def is_rival(run: PublishedRun) -> bool:
+    """Whether a run has experts, or products in eight bits."""
+    kinds = run.workload.config.kinds.values()
+    return run.precision == "fp8" or any(layer.n_experts for layer in kinds)
+
+
+def published_s(run: PublishedRun, compile_s: float) -> tuple[float, dict[str, Any]]:
+    """The step of the published program, and the options it is fastest with among those that fit.
+
+    Raises:
+        TPUError: It does not compile.
+    """
+    tried = [
+        (predict_with(run, options, compile_s, op_times=()), options) for options in run.option_sets
+    ]
+    best, options = min(tried, key=lambda one: (not one[0].fits, one[0].step_s(FROZEN)))
+    return best.step_s(FROZEN), options
+
+
+def recorded_s(run: PublishedRun) -> tuple[float, dict[str, Any]]:
+    """The same as it was written down, with the options that leave transfers most room."""
+    step = next(one for one in ScoredSteps.shipped().steps if one.name == run.name)
+    return step.predicted_s, run.option_sets[-1]
+
+
+def ours_s(
+    run: PublishedRun,
+    mesh: dict[str, int],
+    remats: tuple[str, ...],
+    options: dict[str, Any],
+    compile_s: float,
+) -> float | None:
+    """The step of our program, of the remat that is fastest and fits."""
+    config = run.workload.config.replace(embedding_lookup="rows", wide_gradients=False)
+    best: float | None = None
+    for remat in remats:
+        work = run.workload.replace(model=config, attention="auto", loss_chunks="auto", remat=remat)
+        try:
+            compiled = compile_for(
+                work,
+                run.slice,
+                mesh=mesh,
+                dcn_mesh_shape=run.dcn_mesh_shape,
+                options=options,
+                until="schedule",
+                timeout_s=compile_s,
+            )
+        except TPUError as error:
+            print(f"    {remat}: {error}", flush=True)
+            continue
+        found = predicted(compiled, run)
+        step = found.step_time_s
+        gib = compiled.memory.total_bytes / 2**30
+        verdict = f"{step:.3f} s" if compiled.fits else "does not fit"
+        causes = " ".join(f"{name} {s:.2f}" for name, s in found.seconds_by_cause.items())
+        print(f"    ours, {remat}: {gib:.2f} GiB, {verdict} ({causes})", flush=True)
+        if compiled.fits and (best is None or step < best):
+            best = step
+    return best
+
+
+def predicted(compiled: CompiledStep, run: PublishedRun) -> StepPrediction:
+    """As `CompiledStep.predict` does, on the machine that the published program is predicted on."""
+    kernels = trace_kernels(
+        compiled.module, compiled.slice, wanted=lambda call: not has_own_model(call)
+    )
+    return predict_step(
+        compiled.module,
+        compiled.slice,
+        coordinates=compiled.coordinates,
+        slice_of_device=compiled.slice_of_device,
+        kernel_traces=kernels,
+        machine=Machine.of(compiled.slice, reduces_at_once=run.reduces_at_once),
+    )
+
+
+def run_rivals(options):
+    """Our fp8 and MoE steps against the published programs, both by the compiler and our predictor.
+
+    Same model, slice, devices, batch, sequence and format of products, and the compiler options
+    that are the faster ones for the published program. That is compiled as its source says
+    (`published_rows.py`); ours has what a workload of ours has by itself: our attention kernels,
+    our grouped products, the loss in chunks, embeddings looked up by rows, gradients as wide as
+    activations; and the better of the published remat and of those named here. Both are
+    predictions of one model, so its error on one row is mostly the same on both sides.
+    `--recorded` takes the published program's step as `predict.py --write` left it, and compiles
+    ours alone; `--mesh` is another way to divide the devices of the row for ours.
+    """
+    configure_tpu_environment()
+    ratios: list[float] = []
+    for row in load_rows(options.results, only=options.only):
+        try:
+            run = as_run(row)
+        except NotExpressible:
+            continue  # benchmarks/predict.py says why
+        if not is_rival(run):
+            continue
+        print(f"{run.name}:", flush=True)
+        try:
+            known = recorded_s(run) if options.recorded else None
+            rival, flags = known or published_s(run, options.compile_s)
+        except TPUError as error:
+            print(f"    published program: {error}")
+            continue
+        kept = str(run.workload.remat)
+        remats = (kept, *(() if options.published_remat else INSTEAD.get(kept, ())))
+        own = ours_s(run, options.mesh or run.mesh, remats, flags, options.compile_s)
+        if own is None:
+            continue
+        ratios.append(own / rival)
+        report(
+            Result(
+                f"{run.name}: ours / published program", ratios[-1], "×", at_most=BAR, form=".3f"
+            )
+        )
+    if ratios:
+        report(
+            Result(
+                f"our steps with experts or in fp8 over the published programs, {len(ratios)} rows",
+                (min(ratios), max(ratios)),
+                at_most=BAR,
+                key="rivals",
+                form=".2f",
+                compares="model : model",
+                sample="none",
+            ),
+            Result("ours / published program, median", statistics.median(ratios), "×", at_most=BAR),
+        )
+
+
+LOG = "vlasenkoalexey/tpu_performance_autoresearch_wiki, wiki/experiments"
+RATES_GBPS = {"PCIe 4.0 x16": 28.0, "PCIe 5.0 x16": 56.0, "no limit": 1e6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published run, as a change to a row of the results file.
+
+    Attributes:
+        source: Its page in the log.
+    """
+
+    row: str
+    source: str
+    step_s: float
+    changes: dict[str, Any]
+
+
+CASES = (
+    Case("wk-q8-mt-2k-bs4", "…/maxtext/…/2026-06-13-mt-v002-2k.md", 3.106, {"batch_size": 96}),
+    Case(
+        "wk-q8-mt-2k-bs4",
+        "…/maxtext/…/2026-06-12-mt-v001-base.md",
+        3.535,
+        {"batch_size": 24, "sequence_length": 8192},
+    ),
+    Case(
+        "wk-q8-jax-8k-bs2",
+        "…/jax/…/2026-06-12-v044-context-checkpoint.md",
+        2.4369,
+        {"remat": "save=qkv_proj offload=attention"},
+    ),
+    Case(
+        "wk-ll8-jax-exp27-bs4",
+        "…/jax/…/2026-04-27-jax-exp36-qkv-proj-offloaded-bs4-rejected.md",
+        4 * 8192 / 7641,
+        {"remat": "offload=qkv_proj"},
+    ),
+)
+
+
+COPIED_BYTES = 2**28
+SMALLEST = ("v3-8", "v4-8", "v5e-4", "v5p-8", "v6e-4", "7x-2x2x1")
+_OP = r'name: "[^"]+"\n\s+opcode: "copy-{}".*?\n\s+id: (\d+)\n'
+_WHEN = r"id: {}\n(?:\s+start_timestamp_cycles: ([\d.]+)\n)?\s+end_timestamp_cycles: ([\d.]+)"
+
+
+def scheduled_gbps(slice_name: str) -> float:
+    """The rate at which libtpu's scheduler takes a copy to the host to run."""
+
+    def through_host(x: jax.Array) -> jax.Array:
+        kept = jax.device_put(x, jax.memory.Space.Host)
+        return jax.device_put(kept, jax.memory.Space.Device) + x @ x
+
+    with tempfile.TemporaryDirectory() as folder:
+        compile_for(
+            through_host,
+            slice_name,
+            jax.ShapeDtypeStruct((8192, COPIED_BYTES // 8192 // 4), "float32"),
+            options={
+                "xla_dump_latency_hiding_schedule": True,
+                "xla_tpu_pcie_bandwidth_multiplier": 1.0,
+            },
+            until="schedule",
+            use_cache=False,
+            dump_to=Path(folder),
+        )
+        text = (Path(folder) / "jit_call.schedule.txt").read_text()
+    program, _, schedule = text.partition("\ncomputation_schedules {")
+    times: list[float] = []
+    for end in ("start", "done"):
+        op = re.search(_OP.format(end), program, re.DOTALL)
+        when = re.search(_WHEN.format(op[1]), schedule) if op else None
+        if when is None:
+            raise SystemExit(f"libtpu scheduled no copy-{end} for {slice_name}")
+        times.append(float(when[2]))
+    clock = re.search(r"cycles_per_microsecond: ([\d.]+)", schedule)
+    seconds = (times[1] - times[0]) / (float(clock[1] if clock else "nan") * 1e6)
+    return COPIED_BYTES / seconds / 1e9
+
+
+def run_host_link(options):
+    """Which PCIe link a TPU has: what the compiler reckons with, and published runs that need it.
+
+    Nobody has published a measured rate between a v6e and its host; the scaling book states 32
+    GB/s, a PCIe 4.0 link. Four runs of a public log decide. `predict.py score` does not score
+    them: their batch or remat is in no results file. A link carries 90 % of its rate.
+
+    `--scheduler` asks libtpu alone: how long its scheduler takes a copy to the host for, by
+    generation, when nothing scales that (it takes every link for a fifth as fast as it is by
+    itself).
+    """
+    configure_tpu_environment()
+    if options.scheduler:
+        for name in SMALLEST:
+            report(Result(f"link to the host by libtpu, {name}", scheduled_gbps(name), "GB/s"))
+        return
+    rows = {row["id"]: row for row in load_rows(PUBLISHED)}
+    errors: dict[str, list[float]] = {name: [] for name in RATES_GBPS}
+    for case in CASES:
+        run = as_run(rows[case.row])
+        compiled = compile_for(
+            run.workload.replace(**case.changes),
+            run.slice,
+            mesh=run.mesh,
+            options=run.options,
+            until="schedule",
+        )
+        print(f"{LOG}/{case.source}: {case.step_s:.3f} s")
+        for name, gbps in RATES_GBPS.items():
+            machine = dataclasses.replace(Machine.of(run.slice), host_bytes_per_s=gbps * 1e9)
+            step = predict_step(
+                compiled.module,
+                compiled.slice,
+                coordinates=compiled.coordinates,
+                slice_of_device=compiled.slice_of_device,
+                machine=machine,
+                kernel_timer=kernel_timer(run, machine),
+            )
+            ratio = step.step_time_s / case.step_s
+            waits = step.seconds_by_cause.get("host", 0.0)
+            print(f"  {name:<13} {step.step_time_s:.3f} s, {ratio:.3f}, {waits:.3f} s waiting")
+            errors[name].append(abs(ratio - 1))
+    for name, found in errors.items():
+        report(
+            Result(
+                f"four runs that offload to the host, mean error with {name}",
+                100 * sum(found) / len(found),
+                "%",
+                key=f"host_link_{name.replace(' ', '_')}",
+                form=".1f",
+                compares="model : published",
+                sample="in",
+            )
+        )
 
 
 if __name__ == "__main__":
-    main()
+    run_command(
+        COMMAND_LINE,
+        score=run_score,
+        train=run_train,
+        rivals=run_rivals,
+        host_link=run_host_link,
+    )

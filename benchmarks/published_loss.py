@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from tpukit.models.loss.loss import Batch, WeightedLoss
+from tpukit.models.loss import Batch, WeightedLoss
 from tpukit.parallel.sharding.activations import activation_sharding
 
 Pair = tuple[jax.Array, jax.Array]

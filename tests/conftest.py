@@ -35,6 +35,8 @@ os.environ.update(
     OPENBLAS_NUM_THREADS="1",
     # Not the user's own cache; kept between runs, so that a second run compiles less.
     TPUKIT_CACHE_DIR=str(Path(__file__).parents[1] / ".cache" / "tests"),
+    # matplotlib lists the machine's fonts in its own folder: minutes of work, kept as well.
+    MPLCONFIGDIR=str(Path(__file__).parents[1] / ".cache" / "matplotlib"),
     # Nor the user's own pods.
     TPUKIT_STATE_DIR=str(Path(__file__).parents[1] / ".cache" / "state"),
 )

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name, *arguments):
-    with tempfile.TemporaryDirectory() as fonts:
-        return run_with(fonts, name, *arguments)
-
-
-def run_with(fonts, name, *arguments):
-    """Run an example; `fonts` is where matplotlib keeps its list of them."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": fonts, "XDG_CACHE_HOME": fonts},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": os.environ["MPLCONFIGDIR"]},
         capture_output=True,
         text=True,
         check=False,

@@ -64,7 +64,7 @@ def test_json_of_real_files_is_read():
 
 def test_a_file_is_not_read_past_its_limit(tmp_path):
     (tmp_path / "large.json").write_text("[" + "1," * 100 + "1]")
-    with pytest.raises(ValueError, match="203 bytes, and at most 100 are read"):
+    with pytest.raises(ValueError, match="203 bytes, but at most 100 are read"):
         read_json(tmp_path / "large.json", most_bytes=100)
     with pytest.raises(ValueError, match="at most 100 are read"):
         read_json("/dev/zero", most_bytes=100)

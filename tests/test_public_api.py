@@ -58,8 +58,7 @@ PACKAGES = (
 # Where no type or protocol says more, and why.
 ANY_IS_MEANT = {
     "Job.model": "a name, or a model of any framework",
-    "ExecutableHeader.structure": "nested plain data of a file",
-    "LoadedStep.__init__.executable": "jaxlib's own, which has no public name",
+    "Job.load_model": "a model of any framework",
 }
 
 

@@ -3,13 +3,14 @@
 import ast
 from pathlib import Path
 
-from tpukit.runtime import run_files
+from tpukit.records import names
 
 SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 # Top to bottom, as in docs/architecture.md.
 ROOMS = [
     *(
         "errors",
+        "exit_codes",
         "plain_data",
         "annotations",
         "lazy",
@@ -19,6 +20,7 @@ ROOMS = [
         "shown",
         "hardware",
         "runtime",
+        "records",
         "pages",
         "compiler",
         "capturing",
@@ -26,7 +28,7 @@ ROOMS = [
         "parallel",
         "models",
     ),
-    *("step", "quantization", "job", "checker", "planner", "records", "training", "observe"),
+    *("step", "quantization", "job", "checker", "planner", "training", "observe"),
     *("pods", "torch", "rehearsal", "mcp", "cli"),
 ]
 FRONT_DOORS = ("__init__", "__main__", "adaptive_kernels", "pytest_plugin", "tpu_config")
@@ -81,14 +83,36 @@ def test_no_file_is_past_the_cap():
 
 
 def test_the_files_of_a_run_are_named_in_one_place():
-    names = {name for key, name in vars(run_files).items() if key.endswith("_FILE")}
-    assert "metrics.jsonl" in names
+    files = {name for key, name in vars(names).items() if key.endswith("_FILE")}
+    assert "metrics.jsonl" in files
+    assert homes_of(files, FILES) == {name: {"records/names.py"} for name in files}
+
+
+def test_the_figures_of_a_run_are_named_in_one_place():
+    """Predictions and results have JSON of their own, in which some names are the same."""
+    others = {
+        *("observe/profiling/steps.py", "observe/profiling/comparison.py", "training/result.py"),
+        *("observe/diagnosis/result.py", "observe/sources/training.py"),
+        *("observe/dashboard/documents.py",),
+    }
+    figures = {
+        *(names.STEP_TIME, names.INPUT_STALL, names.NOT_FINITE),
+        *(names.TOKENS_RATE, names.EXAMPLES_RATE),
+    }
+    rooms = ("records", "training", "observe", "pods", "rehearsal")
+    files = [path for path in FILES if path.relative_to(SOURCE).parts[0] in rooms]
+    files = [path for path in files if str(path.relative_to(SOURCE)) not in others]
+    assert homes_of(figures, files) == {name: {"records/names.py"} for name in figures}
+
+
+def homes_of(texts, files):
+    """Return the files in which each text is a literal."""
     homes = {}
-    for path in FILES:
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and node.value in names:
-                homes.setdefault(node.value, set()).add(path.stem)
-    assert homes == {name: {"run_files"} for name in names}
+            if isinstance(node, ast.Constant) and node.value in texts:
+                homes.setdefault(node.value, set()).add(str(path.relative_to(SOURCE)))
+    return homes
 
 
 def test_a_class_name_means_one_thing():

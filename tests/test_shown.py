@@ -4,6 +4,7 @@ import ast
 import inspect
 import sys
 from dataclasses import dataclass, field
+from enum import Enum
 from io import StringIO
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from tpukit.job import Job
 from tpukit.pods import PodConfig
 from tpukit.quantization import quantize_model
 from tpukit.runtime.progress import watched
-from tpukit.shown import LONGEST_REPR, Shown
+from tpukit.shown import LONGEST_REPR, Facts, Shown
 
 SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 # A protocol, and a number whose text must stay that of a number.
@@ -112,6 +113,41 @@ def test_html_is_escaped():
 class Part(Shown):
     number: int
     text: str = "as usual"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk(Facts):
+    path: Path
+    used: float | Missing
+    parts: tuple[Part, ...] = ()
+    labels: dict = field(default_factory=dict)
+
+
+class Origin(Enum):
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Listed(Facts):
+    disks: tuple[Disk, ...]
+    origin = Origin.MEASURED
+    _facts = ("origin", ("how_many", "count"))
+
+    @property
+    def count(self):
+        return len(self.disks)
+
+
+def test_plain_data_are_the_fields_or_the_names_that_a_class_lists():
+    disk = Disk(Path("a/b"), Missing("no disk"), (Part(1),), {"x": (1, None)})
+    assert disk.to_dict() == {
+        "path": "a/b",
+        "used": None,
+        "parts": [{"number": 1, "text": "as usual"}],
+        "labels": {"x": [1, None]},
+    }
+    assert list(disk.to_dict()) == ["path", "used", "parts", "labels"]
+    assert Listed((disk,)).to_dict() == {"origin": "measured", "how_many": 1}
 
 
 @dataclass(frozen=True)

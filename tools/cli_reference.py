@@ -45,11 +45,12 @@ EXIT_CODES = {
     "missed (`quantize`), or an error that no command foresees; `--debug` shows its traceback",
     "2": "what was asked is wrong: an option, a file, a job, a flag that would stop a job",
     "3": "`check`, `compile`, `flags tune`: does not fit; `plan`: nothing meets the limits; "
-    "`train`: diverged",
-    "4": "`check`, `compile`, `kernel bench`: could not tell; `train`: no memory",
-    "5": "`launch`, `pods up`: no capacity",
+    "`train`, `launch`: diverged",
+    "4": "`check`, `compile`, `flags tune`, `kernel bench`: could not tell; "
+    "`train`, `launch`: out of memory",
+    "5": "`check --baseline`: worse than the earlier report; `launch`, `pods up`: no capacity",
     "6": "`launch`: given up after too many attempts",
-    "130": "Ctrl-C; within 2 s, and nothing is left half written",
+    "130, 143": "Ctrl-C, SIGTERM; within 2 s, and nothing is left half written",
     "200, 201, 205": "`train`: hung; another process was lost; the storage failed for too long. "
     "A supervisor starts all three again",
 }

@@ -53,11 +53,11 @@ from .parallel import reshard as reshard
 from .parallel import shard_model as shard_model
 from .parallel import validate_sharding as validate_sharding
 from .planner.answer.result import PlanResult as PlanResult
+from .planner.batch_size import find_optimal_batch_size as find_optimal_batch_size
+from .planner.memory_optimizer import MemoryOptimizer as MemoryOptimizer
 from .planner.planning import plan as plan
 from .planner.published_verdict import quantization_verdict as quantization_verdict
 from .planner.serving import plan_serving as plan_serving
-from .planner.sizing.batch_size import find_optimal_batch_size as find_optimal_batch_size
-from .planner.sizing.memory_optimizer import MemoryOptimizer as MemoryOptimizer
 from .quantization import TPUv6VQIntegration as TPUv6VQIntegration
 from .quantization import quantize_for_tpu as quantize_for_tpu
 from .rehearsal.rehearse import rehearse as rehearse

@@ -1,5 +1,5 @@
-"""Products that choose their own way, where document 000 imports them from."""
+"""Matmuls that choose their own implementation, under the names of document 000."""
 
-from .kernels.ops.gemm.api import adaptive_matmul as adaptive_matmul
+from .kernels.ops.gemm import adaptive_matmul as adaptive_matmul
 
 __all__ = ["adaptive_matmul"]

@@ -1,4 +1,4 @@
-"""Names that signatures use where jax has no class of its own."""
+"""Names for signatures where jax has no class of its own."""
 
 from typing import Any, Protocol, TypeAlias
 
@@ -11,7 +11,7 @@ AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 
 class Device(Protocol):
-    """One of jax's devices, of whichever platform."""
+    """A jax device of any platform."""
 
     @property
     def id(self) -> int:
@@ -25,7 +25,7 @@ class Device(Protocol):
 
     @property
     def device_kind(self) -> str:
-        """What the maker calls it."""
+        """The vendor's name for it."""
         ...
 
     @property

@@ -4,21 +4,21 @@
     └── TPUBackendError               anything between your code and the chip
         ├── TPUNotAvailableError      no TPU (or no libtpu) where one is needed
         │   ├── MissingExtraError     an optional part of tpukit is not installed
-        │   └── PodUnavailable        the slice asked for cannot be had, or went away
-        ├── ProviderError             who gives pods cannot be reached, or refuses who asks
-        ├── TPUDeviceError            a device is there and does not behave
+        │   └── PodUnavailable        the requested slice is not available, or was taken away
+        ├── ProviderError             a pod provider cannot be reached, or denies access
+        ├── TPUDeviceError            a device is present but misbehaves
         ├── XLACompilationError       the compiler refused the program
         ├── XLARuntimeError           the compiled program failed while running
-        ├── TrainingDiverged          the loss went bad, and going back did not help
+        ├── TrainingDiverged          the loss diverged, and rolling back did not help
         ├── TPUMemoryError            memory of a chip or a host
         │   ├── TPUOutOfMemoryError   does not fit (also exported as OutOfMemory)
         │   └── TPUMemoryPoolError    a pool was misused or is exhausted
         ├── TPUCacheError             a cache entry cannot be read or written
         ├── TPUCheckpointError        a checkpoint cannot be written, read or trusted
         │   └── TPUStorageError       the storage failed; the same call may succeed later
-        ├── TPUModelError             the model itself is wrong for what was asked
+        ├── TPUModelError             the model does not fit the request
         ├── CaptureError              a program could not be captured
-        ├── TPUOptimizationError      an optimization was asked for and could not be made
+        ├── TPUOptimizationError      a requested optimization could not be made
         │   └── TargetNotReached      a search ended below its target; carries the best found
         ├── TPUDistributedError       several processes, hosts or slices
         │   └── CommunicationTimeout  a peer did not answer in time
@@ -30,7 +30,7 @@
             ├── ShardingError         a strategy, rule or layout
             └── TPUKernelError        a kernel's implementation, blocks, dtype or shape
 
-A message says what was seen, what was expected and the way out, in one or two sentences.
+A message states what was seen, what was expected and a fix, in one or two sentences.
 """
 
 import difflib
@@ -61,7 +61,7 @@ class MissingExtraError(TPUNotAvailableError, ImportError):
 
 
 class PodUnavailable(TPUNotAvailableError):
-    """The slice asked for cannot be had, or went away.
+    """The requested slice is not available, or was taken away.
 
     Attributes:
         cause: One word for why, a value of `tpukit.pods.Cause`: stockout, quota, spot, ….
@@ -73,11 +73,11 @@ class PodUnavailable(TPUNotAvailableError):
 
 
 class ProviderError(TPUBackendError):
-    """Whoever gives pods cannot be reached, or refuses who asks; nothing was created."""
+    """A pod provider cannot be reached, or denies access; nothing was created."""
 
 
 class TPUDeviceError(TPUBackendError):
-    """A device is there and does not behave."""
+    """A device is present but misbehaves."""
 
 
 class XLACompilationError(TPUBackendError):
@@ -89,15 +89,21 @@ class XLARuntimeError(TPUBackendError):
 
 
 class TrainingDiverged(TPUBackendError):
-    """The loss went bad and the policy was to stop, or rolling back did not help."""
+    """The loss diverged, and the policy was to stop or rolling back did not help."""
 
 
 class TPUMemoryError(TPUBackendError):
     """Memory of a chip or a host."""
 
 
+OUT_OF_MEMORY_ADVICE = (
+    "use a smaller batch, more microbatches, remat full, a mesh that shards more, or a larger slice"
+)
+"""What to change in a job that needs too much HBM; every message that gives advice ends in it."""
+
+
 class TPUOutOfMemoryError(TPUMemoryError):
-    """The program does not fit in the memory there is."""
+    """The program does not fit in memory."""
 
 
 class TPUMemoryPoolError(TPUMemoryError):
@@ -117,7 +123,7 @@ class TPUStorageError(TPUCheckpointError):
 
 
 class TPUModelError(TPUBackendError):
-    """The model itself is wrong for what was asked of it."""
+    """The model does not fit the request."""
 
 
 class CaptureError(TPUBackendError):
@@ -125,7 +131,7 @@ class CaptureError(TPUBackendError):
 
 
 class TPUOptimizationError(TPUBackendError):
-    """An optimization was asked for and could not be made."""
+    """A requested optimization could not be made."""
 
 
 class TargetNotReached(TPUOptimizationError):
@@ -137,7 +143,7 @@ class TargetNotReached(TPUOptimizationError):
 
 
 class TPUDistributedError(TPUBackendError):
-    """Several processes, hosts or slices did not come together."""
+    """Several processes, hosts or slices could not join."""
 
 
 class CommunicationTimeout(TPUDistributedError, TimeoutError):
@@ -145,7 +151,7 @@ class CommunicationTimeout(TPUDistributedError, TimeoutError):
 
 
 class TPUValidationError(TPUBackendError, ValueError):
-    """What was asked for is not valid; the message names what is."""
+    """A request is not valid; the message names valid ones."""
 
 
 class ConfigError(TPUValidationError):
@@ -169,7 +175,7 @@ class ShardingError(TPUValidationError):
 
 
 class TPUKernelError(TPUValidationError):
-    """A kernel was asked for an implementation, blocks, a dtype or a shape it has not."""
+    """A kernel does not support the requested implementation, blocks, dtype or shape."""
 
 
 LONGEST_MESSAGE = 4000
@@ -185,10 +191,10 @@ TpuResult = Annotated[_Value, TPUError]
 
 
 def in_few_words(error: Exception) -> str:
-    """Return an error's message as a terminal can show it.
+    """Return an error's message in a form that is safe for a terminal.
 
-    A message may quote a file of anyone's: what is long is shortened in its middle, and characters
-    that would steer the terminal are written as escapes.
+    A message may quote any file: a long text is shortened in its middle, and control characters are
+    written as escapes.
     """
     text = str(error)
     if len(text) > LONGEST_MESSAGE:
@@ -205,9 +211,9 @@ def did_you_mean(
     """Return " Did you mean 'a' or 'b'?" for the known names nearest to `seen`, or "".
 
     Args:
-        seen: What was written.
-        known: What could be meant.
-        most: How many to name.
+        seen: The unknown name.
+        known: The valid names.
+        most: The most names to return.
         by: The part of a known name that `seen` is compared with.
     """
     compared = {by(name): name for name in sorted(known, reverse=True)}

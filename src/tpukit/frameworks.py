@@ -1,4 +1,4 @@
-"""Which framework an object belongs to, asked of the modules that are loaded: none is imported."""
+"""Find the framework of an object among the loaded modules, without importing any."""
 
 import sys
 
@@ -6,7 +6,7 @@ import sys
 def is_instance_of(model: object, package: str, class_name: str = "Module") -> bool:
     """Whether `model` is an instance of a framework's class, e.g. ("flax.nnx", "Module").
 
-    Whoever made the model has imported its framework, so one that is not loaded made no model.
+    A framework that is not loaded cannot have made the model.
     """
     base = _loaded_class(package, class_name)
     return base is not None and isinstance(model, base)
@@ -19,16 +19,15 @@ def is_subclass_of(model: object, package: str, class_name: str = "Module") -> b
 
 
 def packages_of(model: object) -> list[str]:
-    """Names of the packages that an object's class, or a class itself, and its bases come from."""
+    """Return the packages of an object's class (or of a class itself) and of its bases."""
     kind = model if isinstance(model, type) else type(model)
     return list(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
 
 
 def model_name(model: object) -> str:
-    """What a person calls a model: its configuration's name, its class, or the function it is of.
+    """Return a model's name: its configuration's name, its class, or its function.
 
-    A pair of functions (init, apply) goes by where they are written, and a class by its own name:
-    the class of a class says nothing.
+    A pair of functions (init, apply) is named after its module, and a class by its own name.
     """
     of_config = getattr(getattr(model, "config", model), "name", None)
     if isinstance(of_config, str) and of_config:

@@ -1,7 +1,7 @@
-"""Names that load on first use, from one list a package, as are its stub for type checkers.
+"""Public names that load on first use, from one list per package, with stubs for type checkers.
 
-A package calls `lazy_names` with its list. `make format` writes the stubs (`__init__.pyi`) beside
-them anew; a test says when that was forgotten.
+A package calls `lazy_names` with its list. `make format` writes the stubs (`__init__.pyi`); a test
+fails if they are out of date.
 """
 
 import sys
@@ -36,7 +36,7 @@ def lazy_names(
 
 
 def stub_of(homes: Homes) -> str:
-    """Return the text of the stub that tells type checkers what `homes` says."""
+    """Return the stub text that declares the names in `homes` for type checkers."""
     pairs = sorted((module, name) for module, names in homes.items() for name in names)
     lines = [f"from {module} import {name} as {name}" for module, name in pairs]
     listed = "".join(f'    "{name}",\n' for name in sorted(name for _, name in pairs))
@@ -45,13 +45,13 @@ def stub_of(homes: Homes) -> str:
 
 
 def stub_path(package: str) -> Path:
-    """Return where a package's stub stands."""
+    """Return the path of a package's stub."""
     module = import_module(f"tpukit{package}")
     return Path(module.__file__ or "").with_suffix(".pyi")
 
 
 def write_stubs() -> None:
-    """Write every stub anew."""
+    """Write every stub."""
     for package in LAZY_PACKAGES:
         homes: Homes = import_module(f"tpukit{package}").HOMES
         extra = "\n__version__: str\n" if not package else ""

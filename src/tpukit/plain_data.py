@@ -1,22 +1,26 @@
-"""Read JSON and YAML that somebody else wrote, within limits on size, depth and numbers.
+"""Read untrusted JSON and YAML, within limits on size, depth and numbers.
 
-Every limit is far above what honest files hold, and low enough that a hostile file costs at most a
-few seconds and a few hundred megabytes. A file past a limit is refused like any other damaged file:
-by a ValueError with one clause, which the caller completes with the file's name and a way out.
+Every limit is far above the needs of honest files, and low enough that a hostile file costs at most
+a few seconds and a few hundred megabytes. A file beyond a limit is refused like any damaged file:
+by a ValueError with one clause, which the caller completes with the file's name and a fix.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from .errors import TPUError
 
 if TYPE_CHECKING:
     import yaml
 
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object: plain data by name."""
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""A JSON object that is only read."""
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 DAMAGE = (LookupError, ValueError, ArithmeticError, TypeError, AttributeError, RecursionError)
@@ -50,15 +54,15 @@ def parse_json(
     Args:
         text: UTF-8 where it is bytes.
         most_bytes: The longest text that is read.
-        is_record: Whether it is a line of somebody's data, which may nest as deeply as Python
-            reads, and hold any integer and halves of surrogate pairs.
+        is_record: Whether it is a line of a user's data, which may nest as deeply as Python
+            allows, and contain any integer and halves of surrogate pairs.
         object_hook: Called with each object; its result is the value instead.
 
     Raises:
-        ValueError: It is no JSON, no Unicode text, or past a limit.
+        ValueError: The text is not JSON, not Unicode, or beyond a limit.
     """
     if len(text) > most_bytes:
-        raise ValueError(f"it has {len(text):,} bytes, and at most {most_bytes:,} are read")
+        raise ValueError(f"it has {len(text):,} bytes, but at most {most_bytes:,} are read")
     if not isinstance(text, str):
         text = text.decode("utf-8-sig")
     # Every value but the first follows one of these; text in quotes may hold them too.
@@ -88,7 +92,7 @@ def read_json(
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no JSON, or past a limit.
+        ValueError: The file is not JSON, or beyond a limit.
     """
     content = read_limited(path, most_bytes)
     return parse_json(content, most_bytes=most_bytes, object_hook=object_hook)
@@ -106,7 +110,7 @@ def read_limited(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
     if len(content) > most_bytes:
         raise ValueError(
-            f"it has {max(size, len(content)):,} bytes, and at most {most_bytes:,} are read"
+            f"it has {max(size, len(content)):,} bytes, but at most {most_bytes:,} are read"
         )
     return content
 
@@ -121,17 +125,17 @@ def parse_yaml(
 
     Args:
         text: One document, or several with "---" between them.
-        resolvers: Which plain words are numbers, truth values …; by default as YAML 1.1 has it.
+        resolvers: Which plain words are numbers, booleans …; by default those of YAML 1.1.
         on_node: Called with the root of each document before its value is made.
 
     Raises:
-        ValueError: It is no YAML, or past a limit; the message says the line where it can.
+        ValueError: The text is not YAML, or beyond a limit; the message has the line if known.
     """
     import yaml
 
     if len(text) > MOST_YAML_BYTES:
         raise ValueError(
-            f"it has {len(text):,} characters, and at most {MOST_YAML_BYTES:,} are read"
+            f"it has {len(text):,} characters, but at most {MOST_YAML_BYTES:,} are read"
         )
 
     class Loader(_LimitedLoader, yaml.SafeLoader):
@@ -157,7 +161,7 @@ def parse_yaml(
 
 
 class _LimitedLoader:
-    """Has pyyaml stop at too many or too deeply nested values, and say where a wrong one is."""
+    """Stops pyyaml at too many or too deeply nested values, and locates invalid ones."""
 
     nodes = 0
     depth = 0
@@ -188,11 +192,11 @@ class _LimitedLoader:
 def damaged_as(
     kind: type[TPUError], sentence: str
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator for a reader whose parts may contradict each other anywhere.
+    """Return a decorator for a reader whose input may contradict itself anywhere.
 
     Args:
         kind: The error that a user sees.
-        sentence: Its message, with `{}` for what was found.
+        sentence: Its message, with `{}` for the problem.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -219,7 +223,7 @@ def _check_counts(values: int, depth: int) -> None:
 
 
 def _check_expanded(root: "yaml.Node") -> None:
-    """Refuse aliases that stand for too much: what reads values walks through every copy."""
+    """Refuse aliases that expand too far, because readers walk through every copy."""
     values, waiting = 0, [(root, 1)]
     while waiting:
         node, depth = waiting.pop()
@@ -236,7 +240,7 @@ def _check_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("it has half of a surrogate pair, which is no character") from None
+        raise ValueError("it has half of a surrogate pair, which is not a character") from None
 
 
 def _what_and_where(error: Exception) -> str:
@@ -251,7 +255,7 @@ def _count_marks(text: str) -> int:
 
 
 def _integer(digits: str) -> int | float:
-    """Return a float past 64 bits, as other readers of JSON do: real files have such numbers."""
+    """Return a float beyond 64 bits, as other JSON readers do; real files have such numbers."""
     value = int(digits) if len(digits) <= 20 else MOST_INTEGER + 1
     return value if abs(value) <= MOST_INTEGER else float(digits)
 

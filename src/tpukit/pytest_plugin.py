@@ -1,6 +1,6 @@
-"""A fixture for a team's own tests: fail when a training step no longer fits, or gets slower.
+"""A pytest fixture for users: fail when a training step no longer fits, or gets slower.
 
-A `conftest.py` with `pytest_plugins = ["tpukit.pytest_plugin"]` has it.
+A `conftest.py` enables it with `pytest_plugins = ["tpukit.pytest_plugin"]`.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 
 
 class StepCheck(Protocol):
-    """What the fixture `tpukit_check` is."""
+    """The type of the fixture `tpukit_check`."""
 
     def __call__(
         self,
@@ -23,7 +23,7 @@ class StepCheck(Protocol):
         slower: float = 0.05,
         **how: Any,
     ) -> Any:
-        """Check a job, or a command given as a list of words; fail the test where it got worse."""
+        """Check a job, or a command given as a list of words; fail the test if it got worse."""
         ...
 
 
@@ -44,7 +44,7 @@ def tpukit_check() -> StepCheck:
         **how: Any,
     ) -> Any:
         import tpukit
-        from tpukit.checker.baseline import find_regressions
+        from tpukit.checker.report.comparison import find_regressions
 
         is_command = isinstance(job, Sequence) and not isinstance(job, str)
         result = (

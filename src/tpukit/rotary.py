@@ -1,4 +1,4 @@
-"""How rotary frequencies are stretched: one description for kernels and models, without jax."""
+"""Scaling of rotary frequencies: one description for kernels and models, without jax."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def _check_amount(what: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies are stretched to a longer context than the model was trained on.
+    """How frequencies are scaled to a longer context than the model was trained on.
 
     Attributes:
         kind: "linear" divides every frequency by `factor`. "dynamic" (NTK) raises the base with
@@ -80,7 +80,7 @@ class RopeScaling:
 
     @property
     def table_scale(self) -> float:
-        """What sines and cosines are multiplied by."""
+        """The factor of sines and cosines."""
         if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:

@@ -1,14 +1,17 @@
-"""How results show themselves: short in a traceback, whole in a terminal, styled in a notebook.
+"""How results are displayed: short in a traceback, full in a terminal, styled in a notebook.
 
-A result has `__rich__`, which commands print. `Shown` makes the rest of it: `str(result)` is what a
-terminal shows, `_repr_html_` what a notebook shows, and `repr(result)` one short line.
+A result defines `__rich__`, which commands print. `Shown` derives the rest from it: `str(result)`
+is the terminal text, `_repr_html_` the notebook's, and `repr(result)` one short line. `Facts` makes
+`to_dict`, which `--json` prints, from the names of the result's fields.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
 from io import StringIO
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from .terminal import open_console, width_for
 
@@ -21,10 +24,64 @@ _HTML = (
 )
 
 
-class Shown:
-    """Base of every result that has `__rich__`; what a class defines itself is kept.
+class Facts:
+    """Base of a dataclass that is plain data: `to_dict` returns its fields in order.
 
-    Without `__rich__`, a class of this base has the short `repr` alone.
+    A class whose JSON differs from its fields lists the names in `_facts`: fields, properties or
+    class attributes, in the order of the JSON. A pair is the key in the JSON and the name it is
+    read from. Values are converted by `plain_value`.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Disk(Facts):
+        ...     name: str
+        ...     used: int
+        ...     size: int
+        ...     origin = "measured"
+        ...     _facts = ("name", ("share", "used_share"), "origin")
+        ...     used_share = property(lambda self: self.used / self.size)
+        >>> Disk("a", 1, 4).to_dict()
+        {'name': 'a', 'share': 0.25, 'origin': 'measured'}
+    """
+
+    __slots__ = ()
+    _facts: ClassVar[Sequence[str | tuple[str, str]]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        pairs = ((name, name) if isinstance(name, str) else name for name in self._fact_names())
+        return {key: plain_value(getattr(self, name)) for key, name in pairs}
+
+    def _fact_names(self) -> Sequence[str | tuple[str, str]]:
+        if self._facts or not dataclasses.is_dataclass(self):
+            return self._facts
+        return [field.name for field in dataclasses.fields(self)]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON has it; a type that JSON has no word for is returned unchanged."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: plain_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | Set):
+        return [plain_value(entry) for entry in value]
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain_value(getattr(value, name)) for name in names}
+    return value
+
+
+class Shown(Facts):
+    """Base of every result with `__rich__`; a class may override each form.
+
+    A subclass without `__rich__` only gets the short `repr`.
     """
 
     __slots__ = ()
@@ -45,7 +102,7 @@ class Shown:
 
 
 def rendered_text(result: object) -> str:
-    """Return what a command would print of a result here, without colours."""
+    """Return the text that a command would print for a result, without colours."""
     width = width_for(open_console(), result)
     console = open_console(file=StringIO(), color_system=None, width=width)
     with console.capture() as captured:
@@ -54,7 +111,7 @@ def rendered_text(result: object) -> str:
 
 
 def rendered_html(result: object) -> str:
-    """Return a result as a notebook shows it."""
+    """Return a result as HTML for a notebook."""
     console = open_console(
         file=StringIO(),
         record=True,
@@ -68,9 +125,9 @@ def rendered_html(result: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a class's name with those of its fields that are not at their defaults, on one line.
+    """Return a class's name with its non-default fields, on one line.
 
-    Fields that hold results of their own, or several values, are named by kind and number.
+    Fields that contain results or several values are shown by kind and number.
     """
     name = type(value).__name__
     parts: list[str] = []
@@ -128,7 +185,7 @@ def _brief(held: object) -> str:
 
 
 def _has_own_text(held: object) -> bool:
-    """Whether a value has a short text of its own, as a slice or a figure has."""
+    """Whether a value has a short text of its own, like a slice or a figure."""
     return isinstance(held, Shown) and type(held).__str__ is not Shown.__str__
 
 
@@ -139,3 +196,20 @@ def _is_large(held: object) -> bool:
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+class MappedResult(Shown, Mapping[str, Any]):
+    """A result that also reads like a dictionary: `diagnosis["summary"]`."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())

@@ -1,8 +1,8 @@
-"""Consoles that show every text as it is: nothing in it is markup or the code of an emoji.
+"""Consoles that print every text unchanged, without markup and emoji codes.
 
-Texts come from users, compilers and other machines, and hold brackets: `pip install 'tpukit[tpu]'`
-would lose its extra, `bf16[8,128]` stay, and `[/]` end in an error. Style is given by
-`rich.text.Text`, never by marks inside of a string.
+Texts come from users, compilers and other machines, and contain brackets. With markup, `pip install
+'tpukit[tpu]'` would lose its extra and `[/]` would be an error. Styles are given by
+`rich.text.Text`, never by marks inside a string.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,9 @@ def open_console(*, stderr: bool = False, **options: Any) -> "Console":
 
 
 def width_for(console: "Console", renderable: Any) -> int:
-    """Return the columns to print in: those of a terminal, and on a pipe as many as are needed.
+    """Return the columns to print in: a terminal's width, or on a pipe as many as needed.
 
-    Names that a person copies, or a script reads, stay whole there.
+    So names that a person copies or a script reads are not wrapped.
     """
     from rich.measure import Measurement
 

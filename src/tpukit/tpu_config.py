@@ -1,4 +1,4 @@
-"""`TPUConfig` and the root of its errors, where document 001 imports them from."""
+"""`TPUConfig` and the root of its errors, under the names of document 001."""
 
 from .errors import TPUError as TPUError
 from .job.config import TPUConfig as TPUConfig

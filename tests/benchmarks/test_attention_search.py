@@ -4,10 +4,18 @@ import pytest
 
 pytest.importorskip("tokamax", reason="a dependency of benchmarks alone")
 
-from attention_rivals.blocks_search import around, fastest, search
-from attention_rivals.cases import Case
-from attention_rivals.contenders import Family, Sizes
-from attention_rivals.times import Timing
+from attention_rivals import (
+    Case,
+    Family,
+    Kept,
+    Sizes,
+    Timing,
+    around,
+    fastest,
+    identity_of,
+    search,
+)
+from harness import DATA
 
 CASE = Case(4096)
 START = Sizes(1024, 1024, 512)
@@ -37,3 +45,14 @@ def test_steps_stay_within_the_sequence_and_the_largest_tile():
     largest = list(around(FAMILY, Sizes(4096, 4096, 512), CASE))
     assert all(max(sizes.q, sizes.kv) <= 4096 for sizes in largest)
     assert Sizes(4096, 4096, 1024) not in largest
+
+
+def test_kept_times_are_those_of_the_programs_as_they_are():
+    kept = Kept(DATA / "attention_static.json")
+    for chip in ("v5e", "v5p", "v6e", "7x"):
+        for direction in ("forward", "backward"):
+            identity = identity_of(chip, direction)
+            assert list(kept.labels(f"{chip} causal_4096 {direction} ", identity)), (
+                chip,
+                direction,
+            )

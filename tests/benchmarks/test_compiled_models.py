@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from compiled_models import FAMILIES, LAYOUTS, SLICES, compile_cell
 
+from models import FAMILIES, LAYOUTS, SLICES, compile_cell
 from tpukit.hardware import Slice
 
 ATTENTION = {"flash_attention_forward", "flash_attention_backward"}

@@ -1,8 +1,7 @@
 import json
+from types import SimpleNamespace
 
-import kernel_estimate
-import pytest
-
+import kernels
 from tpukit.kernels.timing.measured import MeasuredRow, TimingsScore
 from tpukit.kernels.timing.measured.report import ScoredRow
 
@@ -28,12 +27,12 @@ def score(*rows):
 
 
 def test_the_shipped_rows_are_where_the_script_looks():
-    assert kernel_estimate.DEFAULT_TIMINGS.exists()
+    assert kernels.TIMINGS.exists()
 
 
 def test_a_rank_of_exactly_the_target_meets_it():
     estimates = (10.0, 20.0, 40.0, 30.0, 50.0)  # two neighbours swapped: 0.9 as ranks go
-    rank, error = kernel_estimate.claims(score(*(scored(i, us) for i, us in enumerate(estimates))))
+    rank, error = kernels.claims(score(*(scored(i, us) for i, us in enumerate(estimates))))
     assert rank.value == 0.9
     assert str(rank).endswith("met")
     assert error.value == 0.0
@@ -41,19 +40,18 @@ def test_a_rank_of_exactly_the_target_meets_it():
 
 def test_groups_of_few_cases_are_not_judged_and_the_faster_is():
     pair = (scored(0, 10.0, size=1), scored(1, 5.0, impl="pallas_a", size=1))
-    (named,) = kernel_estimate.claims(score(*pair))
+    (named,) = kernels.claims(score(*pair))
     assert named.value == 0.0
     assert str(named).endswith("MISSED")
 
 
-def test_the_script_runs_the_product_and_writes_its_scores(monkeypatch, tmp_path, capsys):
-    timings, out = tmp_path / "timings.json", tmp_path / "scores.json"
+def test_the_script_scores_the_rows_of_a_file(monkeypatch, tmp_path, capsys):
+    timings = tmp_path / "timings.json"
     row = {"id": "r", "device": "v6e", "op": "riddle", "impl": "xla", "shapes": {}}
     timings.write_text(json.dumps([row | {"measured_us": 1.0}]))
-    words = ["kernel_estimate.py", "--timings", str(timings), "--json", str(out)]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kernel_estimate.configure_tpu_environment", lambda: None)
-        assert kernel_estimate.main() == 0
-    assert "against measured kernels" in capsys.readouterr().out
-    assert json.loads(out.read_text())["left_out"][0]["what"] == "riddle as xla"
+    monkeypatch.setattr("kernels.configure_tpu_environment", lambda: None)
+    options = SimpleNamespace(timings=timings, limit=3, all=False)
+    assert kernels.run_estimate(options) == 0
+    said = capsys.readouterr().out
+    assert "against measured kernels" in said
+    assert "riddle as xla" in said

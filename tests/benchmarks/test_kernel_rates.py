@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import kernel_rates as rates
 import pytest
-import rate_fitting as rates
-from kernel_estimate import DEFAULT_TIMINGS
 
+from kernels import TIMINGS
 from tpukit.hardware import get_chip
 from tpukit.hardware.rates import ChipRates
 from tpukit.kernels.timing.measured import MeasuredRow, read_timings
@@ -109,7 +109,7 @@ def test_the_file_holds_what_was_fitted():
 
 
 def test_the_shipped_rates_stand_on_the_rows_the_script_would_choose():
-    chosen = {row.id for row in rates.spread(read_timings(DEFAULT_TIMINGS).rows, 5)}
+    chosen = {row.id for row in rates.spread(read_timings(TIMINGS).rows, 5)}
     assert rows_in_view("kernels") == chosen
     assert len(chosen) == 40
 

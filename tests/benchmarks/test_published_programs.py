@@ -5,18 +5,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_published import DEFAULT_RESULTS, candidate, model
-from published_experts import GroupedProduct, TokamaxGroupedTimer, measured_products
-from published_programs import AQT, FIXED_SCALES, TokamaxSplashTimer, kernel_timer, program_of
+from harness import PUBLISHED
+from plan import candidate, model
+from published_programs import (
+    AQT,
+    FIXED_SCALES,
+    GroupedProduct,
+    TokamaxGroupedTimer,
+    TokamaxSplashTimer,
+    kernel_timer,
+    measured_products,
+    program_of,
+)
 from published_rows import as_run
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine
 from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.scoring import score
 from tpukit.planner.cost.step_variant import StepVariant
-from tpukit.planner.search.scoring import score
 
-ROWS = {row["id"]: row for row in json.loads(Path(DEFAULT_RESULTS).read_text())["results"]}
+ROWS = {row["id"]: row for row in json.loads(Path(PUBLISHED).read_text())["results"]}
 INT8 = as_run(ROWS["tri-gpt3-175b-int8-v6e-256"], quantized=True)
 
 

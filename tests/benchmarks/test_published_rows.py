@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import published_loss
 import published_rows
 import pytest
-from published_attention import narrow_scores
-from published_recipes import reduces_at_once
-from published_rows import NotExpressible, as_run
+from published_rows import NotExpressible, as_run, narrow_scores, reduces_at_once
 
 from tpukit.models.attention.choice import dot_attention
-from tpukit.models.loss.loss import next_token_loss
+from tpukit.models.loss import next_token_loss
 from tpukit.models.remat.policy import RematPolicy
 from tpukit.parallel.mesh.mesh import create_mesh
 from tpukit.parallel.sharding.activations import activation_rules

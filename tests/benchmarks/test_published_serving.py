@@ -4,8 +4,7 @@ import math
 import statistics
 
 import pytest
-from serve_published import BAR, by_arithmetic, load, off, predict
-from serving_client import Requests, run_client
+from serve import BAR, Requests, by_arithmetic, load, off, predict, run_client
 
 from tpukit.hardware.rates import ServingRates
 

@@ -7,15 +7,15 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-import plan_published
+import plan
 import pytest
-from published_experts import GroupedProduct, measured_products
+from published_programs import GroupedProduct, measured_products
 from published_rows import NotExpressible, as_run, load_rows
 
 from tpukit.hardware import get_chip
 from tpukit.hardware.rates import AttentionRates, ChipRates
 
-DATA = Path(plan_published.__file__).parent / "data"
+DATA = Path(plan.__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ STEPS = {
 @pytest.mark.parametrize("generation", STEPS)
 def test_published_steps_are_met_as_nearly_as_stated(generation, runs):
     own = [
-        math.log(plan_published.model(run).step_time_s / run.step_time_s)
+        math.log(plan.model(run).step_time_s / run.step_time_s)
         for run in runs
         if run.slice.chip.name == generation
     ]
@@ -52,7 +52,7 @@ def test_published_steps_are_met_as_nearly_as_stated(generation, runs):
 
 
 def test_the_planner_is_off_by_what_the_documents_say(runs):
-    off = [abs(plan_published.model(run).off) for run in runs]
+    off = [abs(plan.model(run).off) for run in runs]
     assert len(off) == 51
     assert statistics.median(off) == pytest.approx(0.0491, abs=0.0005)
     assert max(off) == pytest.approx(0.144, abs=0.001)

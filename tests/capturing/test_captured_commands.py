@@ -88,7 +88,7 @@ def test_failure_is_one_sentence_with_the_way_out(capture, text, how, words):
 
 
 def test_a_command_that_is_none():
-    with pytest.raises(CaptureError, match="'pyhton' is no command here"):
+    with pytest.raises(CaptureError, match="'pyhton' is not a command here"):
         run_captured(["pyhton", "train.py"], "v6e-8")
 
 
@@ -114,7 +114,7 @@ def test_the_devices_are_those_of_libtpu(capture, tmp_path):
     capture(shows + ONE_STEP, "v5p-32")
     import json
 
-    from tpukit.hardware.layout import chip_positions
+    from tpukit.hardware.slice import chip_positions
 
     seen = json.loads((tmp_path / "devices").read_text())
     expected = {one.coordinates: one.process for one in chip_positions(Slice.parse("v5p-32"))}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from recorded_programs import evidence, recorded
+from recorded_programs import exporting, recorded
 
 HEADS = jnp.zeros((2, 4, 1024, 64))
 WEIGHTS = jnp.zeros((256, 256))
@@ -23,7 +23,7 @@ def test_scores_are_found_in_gradients_and_loops_with_their_lines():
         return jax.lax.scan(lambda total, q: (total + attention(q), None), 0.0, q[None])[0]
 
     for function in (attention, jax.grad(attention), jax.grad(looped)):
-        (found,) = evidence.find_evidence(recorded(function, HEADS))["scores"]
+        (found,) = exporting.find_evidence(recorded(function, HEADS))["scores"]
         line = attention.__code__.co_firstlineno
         assert found["type"] == "f32[2,4,1024,1024]"
         assert found["line"] == f"{__file__}:{line + 1}"
@@ -50,7 +50,7 @@ def logits(x):
     ids=["short", "experts", "logits", "no softmax"],
 )
 def test_other_products_are_no_scores(function, x):
-    assert evidence.find_evidence(recorded(function, x))["scores"] == []
+    assert exporting.find_evidence(recorded(function, x))["scores"] == []
 
 
 def step_of(change):
@@ -75,7 +75,9 @@ def test_state_that_changes_its_type(change, expected):
     state = {"n": 0, "w": WEIGHTS}
     program = recorded(step_of(change), state, jnp.zeros((4096, 256)))
     program.kind = "training step"
-    found = [(one["argument"], one["before"]) for one in evidence.find_evidence(program)["changes"]]
+    found = [
+        (one["argument"], one["before"]) for one in exporting.find_evidence(program)["changes"]
+    ]
     assert found == ([] if expected is None else [(f"state['{expected[0]}']", expected[1])])
 
 
@@ -87,7 +89,7 @@ def test_shardings_that_change():
         outs = [None, returned, None]
         program = recorded(step_of(lambda s: s), {"n": 0, "w": WEIGHTS}, BATCH, out_shardings=outs)
         program.kind, program.in_shardings = "training step", [None, given, rows]
-        return [one["after"] for one in evidence.find_evidence(program)["changes"]]
+        return [one["after"] for one in exporting.find_evidence(program)["changes"]]
 
     assert changes(rows, NamedSharding(mesh, P("data"))) == []
     assert changes(whole, rows) == ["sharded over ['data']"]
@@ -102,7 +104,7 @@ def test_numpy_arguments_and_callbacks():
         jax.debug.callback(print, batch.mean())
         return w - batch.sum()
 
-    found = evidence.find_evidence(recorded(step, WEIGHTS, np.zeros((8, 256), np.float32)))
+    found = exporting.find_evidence(recorded(step, WEIGHTS, np.zeros((8, 256), np.float32)))
     assert found["from_host"] == [1]
     (callback,) = found["callbacks"]
     assert callback["line"] == f"{__file__}:{step.__code__.co_firstlineno + 1}"

@@ -1,16 +1,11 @@
 """Frameworks that are installed for the test, each in an environment without tpukit and libtpu."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from captured import command_of
 from framework_environments import framework_python
 from installed_trainers import KERAS, LEVANTER_ROW, MAXTEXT_ROW, TUNIX
 
 import tpukit
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from framework_commands import command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 
@@ -64,4 +59,5 @@ def test_maxtext_is_judged_by_its_own_trainer(folder, monkeypatch):
     found, step = judged(command.words, MAXTEXT_ROW["on"])
     assert step.devices == 8
     assert any("splash" in name for name in step.about.kernels)
-    assert found.captured.libtpu_init_args == " ".join(MAXTEXT_ROW["flags"])
+    # MaxText adds a flag of its own to those in the environment.
+    assert found.captured.libtpu_init_args.startswith(" ".join(MAXTEXT_ROW["flags"]))

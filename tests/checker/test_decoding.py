@@ -122,9 +122,9 @@ def test_wrong_questions_are_answered_before_anything_is_compiled(config):
         check_decoding(config, on="v6e-4", context=512)
     with pytest.raises(TPUValidationError, match="prompts of 200 tokens do not fit"):
         check_decoding(config, on="v6e-4", context=128, prompt=200)
-    with pytest.raises(TPUValidationError, match="'fp9' is no cache format"):
+    with pytest.raises(TPUValidationError, match="'fp9' is not a cache format"):
         check_decoding(config, on="v6e-4", kv="fp9")
-    with pytest.raises(ShardingError, match="cannot use the mesh axis stage=4"):
+    with pytest.raises(ShardingError, match="does not support the mesh axis stage=4"):
         check_decoding(config, on="v6e-4", mesh={"stage": 4})
     app = typer.Typer()
     app.command()(check.check)

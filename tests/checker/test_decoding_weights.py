@@ -15,7 +15,7 @@ from tpukit.models.adapters import adapt
 from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.models.stored.calibration import path_text
 from tpukit.models.stored.parameter import StoredParameter
-from tpukit.planner.cost.served_model import ServedModel
+from tpukit.planner.cost.serving_model import ServedModel
 from tpukit.quantization import quantize_for_tpu
 
 

@@ -2,15 +2,17 @@
 
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tpukit.checker.fixes import Fix, FixList, JobShape, is_thin, propose_fixes, rank
-from tpukit.checker.fixes.candidates import data_over_slices
-from tpukit.checker.fixes.proposing import worth_showing
-from tpukit.compiler.memory.report import MemoryReport
+import tpukit
+from tpukit.checker.fix import Fix, FixList, is_thin, rank, worth_showing
+from tpukit.checker.job_fixes import JobShape, data_over_slices, propose_fixes
+from tpukit.compiler.memory.view import MemoryReport
 from tpukit.hardware import Slice
 from tpukit.job.yaml_text import read_yaml
 from tpukit.models import get_preset
@@ -176,3 +178,10 @@ def test_changes_are_yaml_and_the_table_shows_both_origins():
     assert "compiled (compiler)" in text
     assert "it broke" in text
     assert "✓" in text
+
+
+def test_the_advice_when_memory_runs_out_has_one_home():
+    source = Path(tpukit.__file__).parent
+    advice = re.compile(r"(use|try|\() ?a smaller batch|smaller batch, (more|remat)", re.IGNORECASE)
+    homes = [path.name for path in source.rglob("*.py") if advice.search(path.read_text())]
+    assert homes == ["errors.py"]

@@ -8,7 +8,7 @@ from trainers import CARELESS, GATHERS, OFFLOADS, ONE_STEP, SMALL_BLOCKS
 
 import tpukit
 from tpukit.checker.memory_findings import find_in_memory
-from tpukit.checker.trace_findings import find_in_trace
+from tpukit.checker.program_findings import find_in_trace
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 DEFECTS = {

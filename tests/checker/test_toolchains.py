@@ -149,6 +149,12 @@ def test_a_compiler_that_fails_is_a_column_with_its_reason(machine):
     assert "step 100 ms – model" in lines
 
 
+def test_an_installed_pair_too_old_for_a_capture_does_not_decide_the_exit_code(machine):
+    machine.answers["default"] = EndedProgram(4, "", "could not tell: captured with jax 0.12.\n")
+    found = compare()
+    assert (found.exit_code, found.checks[0].refusal) == (0, "captured with jax 0.12.")
+
+
 def test_a_job_that_is_wrong_for_the_first_is_not_tried_with_the_others(machine):
     machine.answers["default"] = EndedProgram(2, "", "error: which slice? Give on='v6e-8'.\n")
     with pytest.raises(ConfigError, match=r"^which slice"):
@@ -249,7 +255,7 @@ def test_a_flag_of_the_program_that_a_compiler_does_not_take_is_left_out_there(
         (["--toolchain", NEW, "--perfetto", "x.json"], "is for one check"),
         (["--toolchain", NEW, "--list-programs"], "is for one check"),
         (["--toolchain", NEW, "--on", "v6e-8,v5e-8"], "expected one slice"),
-        (["--toolchain", "jax-new"], "is no toolchain"),
+        (["--toolchain", "jax-new"], "is not a toolchain"),
     ],
 )
 def test_what_a_comparison_of_a_capture_refuses(machine, tmp_path, monkeypatch, words, reason):

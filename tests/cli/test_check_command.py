@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpukit.checker.fixes import proposing
+from tpukit.checker import compiling
 from tpukit.checker.report import read_report
 from tpukit.cli import cache, check, job_options
 from tpukit.compiler import CompileCache
@@ -117,7 +117,7 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
 
     monkeypatch.setattr(checking, "compile_job", too_big)
     monkeypatch.setattr(
-        proposing, "known_compile", lambda job: _Compiled(replace(_report(fits=True)))
+        compiling, "known_compile", lambda job: _Compiled(replace(_report(fits=True)))
     )
     result = CliRunner().invoke(app, ["check", *SMALL, "--fix", "--json"])
     assert result.exit_code == 3, result.output
@@ -266,7 +266,9 @@ class _Compiled:
         self.facts = SimpleNamespace(argument_bytes=())  # as of a compile that did not keep them
 
     def to_dict(self):
-        return dict.fromkeys(("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes"))
+        unknown = ("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes")
+        known = {"operations": self.operations, "versions": self.versions}
+        return {**dict.fromkeys(unknown), **known, "memory": self.memory.to_dict()}
 
 
 def _report(*, fits):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command_line import every_command
 
-from tpukit.runtime.interruption import INTERRUPTED
+from tpukit.exit_codes import ExitCode
 
 PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -42,7 +42,7 @@ TYPED = {
     "generate": ("run --prompt abc", 8),
     "kernel bench": ("flash_attention --on v6e,v5p", 20),
     "kernel list": ("", 2),
-    "kernel tune": ("gemm --on v6e --dry-run", 20),
+    "kernel tune": ("quantized_matmul --on v6e --dry-run", 20),
     "launch": ("job.yaml --provider local", 20),
     "mcp": ("", 3),
     "plan": ("llama3.1-8b --tokens 1e11 --on v6e,v5p", 40),
@@ -145,7 +145,7 @@ def interrupt(command, folder, after_s, seed):
     at_its_end = process.returncode == -signal.SIGINT and "Traceback" not in errors
     if process.returncode == 0 or at_its_end:  # it was over, but for the interpreter's own end
         return None
-    assert process.returncode == INTERRUPTED, about
+    assert process.returncode == ExitCode.INTERRUPTED, about
     assert "Traceback" not in errors, about
     # A run of training says more: which step it saved, and how to go on.
     assert errors.endswith("interrupted\n") or "stopped after step" in errors, about

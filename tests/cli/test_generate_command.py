@@ -133,12 +133,16 @@ def test_a_failed_export_leaves_nothing(run, trained, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["{run}x"], TPUValidationError, "is not there.* Did you mean 'run'"),
+        (["{run}x"], TPUValidationError, "does not exist.* Did you mean 'run'"),
         (["{run}/.."], TPUValidationError, "neither a run .* nor a Hugging Face folder"),
         (["{run}", "--prompt", "a", "--step", "7"], TPUCheckpointError, "Complete ones: 30, 60"),
         (["{run}", "--tokenizer", "nothing.json"], ConfigError, "no tokenizer file"),
         (["{run}", "--temperature", "-1"], TPUValidationError, "is -1.0; accepted are 0 to 1,000"),
-        (["{run}", "--prompt", "a", "--max-new-tokens", "999"], TPUModelError, "more than the 128"),
+        (
+            ["{run}", "--prompt", "a", "--max-new-tokens", "999"],
+            TPUModelError,
+            "exceed max_seq_len=128",
+        ),
     ],
 )
 def test_wrong_input_is_one_clear_error(run, trained, arguments, error, message):
@@ -152,7 +156,7 @@ def test_a_model_of_ones_own_is_refused(tmp_path):
     (tmp_path / "run.json").write_text(
         json.dumps({"format": 1, "identity": {"model": "tuple"}, "settings": {}})
     )
-    with pytest.raises(TPUModelError, match="trained a model of its own, 'tuple'"):
+    with pytest.raises(TPUModelError, match="trained a user's own model, 'tuple'"):
         load_trained(tmp_path)
 
 

@@ -183,16 +183,17 @@ def test_what_to_tune_for_must_be_said():
 
 
 def test_shapes_an_op_does_not_take_are_refused_before_anything_compiles():
-    with pytest.raises(TPUValidationError, match=r"'cos' and 'sin'; its case .* --shape float32"):
-        choose_cases(get_tpu_op("rope"), None, ["bf16[8,8]"], None)
-    with pytest.raises(TPUValidationError, match=r"--option precision=bfloat16\.$"):
-        choose_cases(get_tpu_op("gemm"), None, ["bf16[8,128]", "bf16[128,8]"], None)
+    with pytest.raises(TPUValidationError, match=r"'rhs' and 'group_sizes'; its case .* --shape"):
+        choose_cases(get_tpu_op("grouped_matmul"), None, ["bf16[8,8]"], None)
+    shapes = ["bf16[8,128]", "s8[128,8]", "f32[1,8]"]
+    with pytest.raises(TPUValidationError, match=r"--option format=int8 .*activations=bfloat16"):
+        choose_cases(get_tpu_op("quantized_matmul"), None, shapes, None)
 
 
 def test_an_unknown_implementation_and_no_generation_are_refused_at_once(estimates):
-    words = ["bench", "rope", "--on", "v6e", "--implementation", "cuda"]
+    words = ["bench", "rms_norm", "--on", "v6e", "--implementation", "cuda"]
     assert "it has pallas_tpu, reference" in str(run(*words).exception)
-    assert "names no generation" in str(run("bench", "rope", "--on", ",").exception)
+    assert "names no generation" in str(run("bench", "rms_norm", "--on", ",").exception)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_tuning(estimates, tmp_path):
@@ -239,7 +240,7 @@ def test_bench_scores_itself_against_measured_kernels(timings):
     assert "origin: model) against measured" in text
     assert "1 of 2 rows" in text
     assert "matmul v6e 1 0 — 100.0% 100.0%" in text
-    assert "left out 1: its source is not here ([bold]riddle as xla)" in text
+    assert "left out 1: its source is not available ([bold]riddle as xla)" in text
     assert "[1/2]" in found.stderr
     assert "2.00 of measured" in found.stderr
     data = json.loads(run("bench", "--timings", str(timings), "--json").stdout)
@@ -258,9 +259,9 @@ def test_a_file_with_nothing_to_score_ends_with_a_code_of_its_own(timings):
     ("words", "said"),
     [
         (["bench"], "name an op and --on v6e to time it, or give --timings FILE"),
-        (["bench", "rope"], "name an op and --on v6e"),
-        (["bench", "rope", "--on", "v6e", "--limit", "3"], "give --timings too"),
-        (["bench", "rope", "--timings", "x.json"], "--timings says what to time"),
+        (["bench", "rms_norm"], "name an op and --on v6e"),
+        (["bench", "rms_norm", "--on", "v6e", "--limit", "3"], "give --timings too"),
+        (["bench", "rms_norm", "--timings", "x.json"], "--timings says what to time"),
         (["bench", "--timings", "none.json"], "none.json cannot be read"),
     ],
 )

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli import output
 from tpukit.cli.app import app
-from tpukit.cli.launch_view import PlainLaunchView
+from tpukit.cli.launch import PlainLaunchView
 from tpukit.cli.output import Announcer, print_whole
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import PodConfig, Store

@@ -54,7 +54,7 @@ def test_up_ls_cost_down():
     assert "mine-a1" in pods("ls").stdout
     (run,) = json.loads(pods("cost", "--json").stdout)["runs"]
     assert run["running"]
-    assert run["total"]["reason"] == "'local' runs on machines of your own."
+    assert run["total"]["reason"] == "'local' uses your own machines."
     assert pods("down", "mine-a1").exit_code == 0
     assert listed() == []
     assert "no pods" in pods("ls").stdout
@@ -63,7 +63,7 @@ def test_up_ls_cost_down():
 def test_up_again_is_the_same_pod():
     first = json.loads(pods("up", "mine", "--on", "v6e-1", "--json").stdout)
     assert json.loads(pods("up", "mine", "--on", "v6e-1", "--json").stdout) == first
-    with pytest.raises(ConfigError, match="wanted already, as v6e-1"):
+    with pytest.raises(ConfigError, match="already wanted, as v6e-1"):
         pods("up", "mine", "--on", "v6e-4")
 
 
@@ -100,7 +100,7 @@ def test_a_provider_that_is_gone_keeps_nobody_waiting(monkeypatch):
     clock[0] += 2 * 3600.0
     (run,) = CostReport.of(store).runs
     assert run.hours < 0.5, "not counted since it was last seen"
-    assert "because the provider does not answer since" in run.unseen
+    assert "because the provider has not answered since" in run.unseen
     assert "pods forget mine" in pods("cost").stdout.replace("\n", " ")
     forgotten = pods("forget", "mine-a1")
     assert "goes on costing" in forgotten.stderr
@@ -166,10 +166,10 @@ def test_an_emulator_can_be_opened_in_python(tmp_path):
 
 
 def test_a_cap_is_said_before_anything_is_asked(monkeypatch):
-    monkeypatch.setattr("tpukit.pods.prices._OWN_MACHINES", ())
+    monkeypatch.setattr("tpukit.pods.cost._OWN_MACHINES", ())
     found = pods("up", "mine", "--on", "v6e-1", "--max-price", "0.01")
     assert found.exit_code == 5
-    assert "at most $0.01 an hour" in found.stderr
+    assert "at most $0.01 per hour" in found.stderr
     assert PodUnavailable.__name__ not in found.stderr
 
 
@@ -185,7 +185,7 @@ def test_manifests_are_checked_without_a_cluster(tmp_path):
     placed = pods("lint", str(good), "--nodes", str(nodes), "--json")
     assert placed.exit_code == 1
     assert "never be placed" in json.loads(placed.stdout)["findings"][0]["seen"]
-    with pytest.raises(ConfigError, match="holds no Node"):
+    with pytest.raises(ConfigError, match="contains no Node"):
         pods("lint", str(good), "--nodes", str(good))
     with pytest.raises(ConfigError, match="cannot be read"):
         pods("lint", "none.yaml")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tpukit.cli.quantize_verdict import show_verdict
+from tpukit.cli.quantize import show_verdict
 from tpukit.errors import SliceError
 
 CONFIG = {

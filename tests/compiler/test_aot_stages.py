@@ -159,7 +159,7 @@ def test_files_cut_short_are_noticed(request_at_hand, playback, trained, tmp_pat
     program.write_text(program.read_text()[:2000])
     monkeypatch.setattr(trained, "folder", cut)
     playback()
-    with pytest.raises(XLACompilationError, match="cut short"):
+    with pytest.raises(XLACompilationError, match="is truncated"):
         run_request(request_at_hand, until="memory")
 
 

@@ -94,7 +94,7 @@ def test_mesh_and_slice_must_agree():
     other = AbstractMesh((8,), ("data",))
     with pytest.raises(MeshError, match="2 different meshes"):
         compile_for(jnp.add, "v6e-8", x, shape(8, 128, spec=("data",), mesh=other))
-    with pytest.raises(MeshError, match="does not cut a mesh"):
+    with pytest.raises(MeshError, match="does not split a mesh"):
         compile_for(jnp.sin, "2xv6e-4", x, dcn_mesh_shape=(4, 1))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpukit.compiler.failures import explain_failure, ran_out_of_hbm
+from tpukit.compiler.aot import explain_failure, ran_out_of_hbm
 from tpukit.errors import FlagError, TPUOutOfMemoryError, XLACompilationError
 from tpukit.hardware import Slice
 from tpukit.runtime.child import ChildError
@@ -57,7 +57,7 @@ def test_a_limit_is_not_to_be_raised_above_what_the_chip_has():
 def test_other_failures_stay_what_they_were():
     hbm = explained("RESOURCE_EXHAUSTED: Used 40.1G of 31.25G hbm. Exceeded hbm capacity.")
     assert isinstance(hbm, TPUOutOfMemoryError)
-    assert "needs 40.1G of HBM per device and has 31.25G" in str(hbm)
+    assert "needs 40.1G of HBM per device, but has 31.25G" in str(hbm)
     assert isinstance(explained("No such compile option: 'xla_tpu_nope'"), FlagError)
     assert str(explained("INTERNAL: what\nmore")).endswith(
         "failed (JaxRuntimeError): INTERNAL: what"

@@ -481,12 +481,12 @@ def test_bottleneck_analysis(profiled, capsys):
 def chips(tmp_path):
     """Two chips that libtpu's metrics service tells of, and a trainer that writes records."""
     from tpukit.observe.sources.libtpu_grpc import LibtpuSource
-    from tpukit.observe.sources.trainer import TrainerSource
+    from tpukit.observe.sources.training import TrainerSource
 
     server = LibtpuServer()
     record = {"step": 5, "loss": 2.0, "step_time_s": 0.5, "mfu": 0.4, "time": time.time()}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    started = {"event": "attempt started", "flops_per_step": 4e12}
+    started = {"time": 1.0, "event": "attempt started", "flops_per_step": 4e12}
     (tmp_path / "events.jsonl").write_text(json.dumps(started) + "\n")
     yield [LibtpuSource(server.address), TrainerSource(tmp_path)]
     server.stop()

@@ -461,7 +461,7 @@ class TestErrorHandling:
         except TPUBackendError as e:
             print(f"TPU backend error: {e}")
 
-        assert capsys.readouterr().out.startswith("Model validation failed: prepare_model takes")
+        assert capsys.readouterr().out.startswith("Model validation failed: prepare_model expects")
         assert issubclass(TPUOutOfMemoryError, TPUMemoryError)
         for kind in (
             TPUDistributedError,

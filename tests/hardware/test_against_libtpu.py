@@ -10,7 +10,7 @@ import pytest
 
 from tpukit.compiler.dump import KernelDump
 from tpukit.hardware import Slice, list_chips, list_slices, parse_format
-from tpukit.hardware.layout import chip_positions
+from tpukit.hardware.slice import chip_positions
 from tpukit.runtime.child import offline_environment
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]

@@ -78,7 +78,7 @@ def test_a_missing_part_leaves_the_whole_missing_with_its_reason():
     hours = figure(10.0, "model", "chip-h")
     for whole in (hours * price, price * hours, price / hours, price + price):
         assert (whole.value, whole.reason) == (None, "no public list price.")
-    with pytest.raises(TPUValidationError, match="'chip-h' and 's' do not add up"):
+    with pytest.raises(TPUValidationError, match="'chip-h' and 's' cannot be added"):
         hours + figure(1.0, "model")
 
 

@@ -13,7 +13,7 @@ from jax_names import tpu_info
 
 from tpukit.errors import TPUValidationError
 from tpukit.hardware import get_chip, parse_format
-from tpukit.hardware.catalog import GENERATIONS
+from tpukit.hardware.catalog import generation_names
 from tpukit.hardware.formats import FORMATS, PEAKS, spelled_as
 
 any_format = st.sampled_from(FORMATS)
@@ -64,9 +64,9 @@ def test_no_name_means_two_formats():
 
 
 def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(TPUValidationError, match=r"'blfoat16' is no number format.*'bfloat16'"):
+    with pytest.raises(TPUValidationError, match=r"'blfoat16' is not a number format.*'bfloat16'"):
         parse_format("blfoat16")
-    with pytest.raises(TPUValidationError, match=r"'??' is no number format. Usual ones are"):
+    with pytest.raises(TPUValidationError, match=r"'??' is not a number format. Usual ones are"):
         parse_format("??")
 
 
@@ -82,7 +82,7 @@ NARROW = [one for one in FORMATS if one.bits <= 32]
 
 
 TABLE = tpu_info()
-IN_JAX = [name for name in GENERATIONS if name in [one.value for one in TABLE.ChipVersion]]
+IN_JAX = [name for name in generation_names() if name in [one.value for one in TABLE.ChipVersion]]
 
 
 @pytest.mark.parametrize("name", IN_JAX)
@@ -115,7 +115,7 @@ def test_weights_may_be_narrower_than_what_they_multiply():
 
 def test_what_is_multiplied_as_it_is_has_a_rate_and_is_faster():
     """The v4's data sheet has a rate for int8 that its matrix unit has not: that of bfloat16."""
-    for name in GENERATIONS:
+    for name in generation_names():
         chip = get_chip(name)
         wide = chip.peak("bf16").value
         rates = {peak: chip.peak(peak).value or 0 for peak in PEAKS[1:]}
@@ -129,3 +129,27 @@ def test_peaks_go_by_any_name():
         if one.peak:
             assert get_chip("7x").peak(one.hlo) == get_chip("7x").peak_tflops[one.peak]
     assert re.search("float8_e5m2", str(get_chip("v6e").to_dict()["matrix_products"]))
+
+
+@pytest.mark.parametrize("name", ["int2", "int4", "int8", "uint2", "uint4", "uint8"])
+@pytest.mark.parametrize("module", [np, jax.numpy], ids=["numpy", "jax"])
+def test_packed_values_come_back(name, module):
+    format = parse_format(name)
+    low = -(2 ** (format.bits - 1)) if format.kind == "integer" else 0
+    values = np.random.default_rng(0).integers(low, format.largest + 1, (2, 32, 5))
+    words = format.pack(module.asarray(values, dtype=module.int32))
+    assert words.dtype == np.int32
+    assert words.shape == (2, 32 // format.values_per_word, 5)
+    assert words.nbytes == format.nbytes(values.size)
+    np.testing.assert_array_equal(format.unpack(words), values)
+
+
+def test_a_word_has_the_first_row_in_its_lowest_bits():
+    words = parse_format("int4").pack(np.arange(8)[:, None])
+    assert words.view(np.uint32)[0, 0] == 0x76543210
+
+
+def test_native_matmuls_are_the_catalogs():
+    int8, bfloat16 = parse_format("int8"), parse_format("bf16")
+    assert int8.is_native_on(get_chip("v5e"))
+    assert not int8.is_native_on(get_chip("v5e"), weights=bfloat16)

@@ -75,9 +75,9 @@ def test_a_fitted_mesh_covers_the_devices_and_stays_as_it_is(mesh, devices):
 
 @pytest.mark.parametrize("mesh", ["fsdp=0", "fsdp=-1,data=-1"])
 def test_a_size_that_is_none_is_refused(mesh):
-    with pytest.raises(MeshError, match="has a size that is none"):
+    with pytest.raises(MeshError, match="has an invalid size"):
         fit_mesh(parse_mesh(mesh), 8)
-    with pytest.raises(MeshError, match="has a size that is none"):
+    with pytest.raises(MeshError, match="has an invalid size"):
         fill_mesh(parse_mesh(mesh), Slice.parse("v6e-8"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jax_names import tpu_info
 
-from tpukit.hardware.catalog import GENERATIONS
+from tpukit.hardware.catalog import generation_names
 
 CHIPS = Path(__file__).parent / "data" / "published_chips.csv"
 ROWS = list(csv.DictReader(CHIPS.read_text("utf-8").splitlines()))
@@ -28,7 +28,9 @@ class Stated:
 
 
 def catalog(name):
-    content = tomllib.loads((files("tpukit.hardware") / "data" / f"{name}.toml").read_text())
+    content = tomllib.loads(
+        (files("tpukit.hardware") / "data" / "chips" / f"{name}.toml").read_text()
+    )
     measured = {f"measured_{key}": entry for key, entry in content.get("measured", {}).items()}
     return {
         key: Stated(entry["value"], entry["source"])
@@ -37,8 +39,10 @@ def catalog(name):
     }
 
 
-CATALOG = {name: catalog(name) for name in GENERATIONS}
-IN_JAX = [name for name in GENERATIONS if name in [one.value for one in tpu_info().ChipVersion]]
+CATALOG = {name: catalog(name) for name in generation_names()}
+IN_JAX = [
+    name for name in generation_names() if name in [one.value for one in tpu_info().ChipVersion]
+]
 
 
 def of_jax(name):
@@ -97,7 +101,7 @@ def test_figures_of_other_sources_are_near_those_of_jax(name):
             assert own.value == pytest.approx(stated, rel=room), figure
 
 
-@pytest.mark.parametrize("name", GENERATIONS)
+@pytest.mark.parametrize("name", generation_names())
 def test_no_figure_is_without_a_published_row(name):
     rows = {row["figure"] for row in ROWS if row["chip"] == name}
     jax = {figure for figure, own in CATALOG[name].items() if own.source == "tpu_info"}
@@ -126,7 +130,7 @@ def published_mfu(chip, peak):
     }
 
 
-@pytest.mark.parametrize("chip", GENERATIONS)
+@pytest.mark.parametrize("chip", generation_names())
 def test_the_best_step_of_a_chip_is_the_best_that_was_published(chip):
     stated = {name: own for name, own in CATALOG[chip].items() if name.startswith(STEP_MFU)}
     for peak in ("bf16", "int8", "fp8"):

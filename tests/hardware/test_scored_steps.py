@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.hardware.scored_steps import Band, ScoredStep, ScoredSteps
+from tpukit.hardware.rates import Band, ScoredStep, ScoredSteps
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "data" / "published_results.json"
 

@@ -14,8 +14,8 @@ from tpukit.hardware import (
 from tpukit.job.config import TPUConfig
 from tpukit.models import get_preset
 from tpukit.planner import planning
-from tpukit.records.throughput import Throughput
 from tpukit.step import Workload
+from tpukit.training.throughput import Throughput
 
 STEP_S = 2.0
 CASES = [("v6e-8", "TPU v6 lite", 918), ("v4-16", "TPU v4", 275), ("7x:2x2x1", "TPU7x", 2307)]

@@ -136,7 +136,7 @@ def test_in_a_run(train, tmp_path):
 
 
 def test_strict_validation_ends_a_run_before_it_starts(train, tmp_path):
-    with pytest.raises(ConfigError, match="int8 is imitated on cpu"):
+    with pytest.raises(ConfigError, match="int8 is emulated on cpu"):
         train(precision="int8", enable_strict_validation=True)
     assert not (tmp_path / "run").exists()
 
@@ -177,7 +177,7 @@ def test_a_file_in_either_spelling_is_read_by_both(tmp_path):
     assert Job.from_yaml(flat).train.precision == "int8"
     both = tmp_path / "both.yaml"
     both.write_text("model: tiny\non: v6e-16\ntpu_version: v6e\nnum_chips: 8\n")
-    with pytest.raises(ConfigError, match=r"says on: v6e-16 and .*says v6e-8; keep one"):
+    with pytest.raises(ConfigError, match=r"sets on: v6e-16, but .*sets v6e-8; keep one"):
         Job.from_yaml(both)
 
 

@@ -12,7 +12,7 @@ from tpukit.errors import ConfigError
 from tpukit.job import Job
 from tpukit.job.hidden import HIDDEN
 from tpukit.job.reading import read_job
-from tpukit.job.view import SettingsView
+from tpukit.job.settings import SettingsView
 from tpukit.pods.launching.launch import read_variables
 from tpukit.pods.settings import PodSettings
 

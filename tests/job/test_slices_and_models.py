@@ -103,7 +103,7 @@ def test_a_folder_of_a_model_and_other_json(tmp_path, monkeypatch):
     for name in ("mine", "mine/", "mine/config.json"):
         assert load_model(name, {}).d_model == 64
     (tmp_path / "other.json").write_text('{"verdict": "fits"}')
-    with pytest.raises(TPUModelError, match=r"is JSON, but no configuration .* model_type"):
+    with pytest.raises(TPUModelError, match=r"is not a Hugging Face config: .* model_type"):
         load_model("other.json", {})
-    with pytest.raises(TPUValidationError, match=r"no config\.json or folder with one"):
+    with pytest.raises(TPUValidationError, match=r"is not a model; expected a preset"):
         load_model("nothing", {})

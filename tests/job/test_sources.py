@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.job.config import TPUConfig
 from tpukit.job.document import NOT_SETTINGS, PREFIX, parse_assignments
-from tpukit.job.value_text import format_bytes, parse_bytes
-from tpukit.job.view import SettingsView
+from tpukit.job.sections import format_bytes, parse_bytes
+from tpukit.job.settings import SettingsView
 
 
 def test_later_sources_win_and_origins_are_remembered(tmp_path):
@@ -70,7 +70,7 @@ def test_every_variable_in_the_source_is_a_setting_or_listed():
     [
         ("num_chips: 8\nnum_chip: 4\n", r"job.yaml:2 sets 'num_chip'.*Did you mean 'num_chips'"),
         ("num_chips: 8\nnum_chips: 4\n", "twice, in lines 1 and 2"),
-        ("- a\n- b\n", "holds a list"),
+        ("- a\n- b\n", "is a list"),
         ("a: [1, 2", "not valid YAML"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
         ("num_chips: eight\n", r"num_chips='eight' is not valid.*comes from file .*job.yaml:1"),

@@ -15,7 +15,7 @@ from tpukit.job.precision import NARROW, in_precision
 from tpukit.job.train import TrainingSettings
 from tpukit.models import get_preset
 from tpukit.models.transformer.config import OPERANDS
-from tpukit.runtime.measurements import publish, withdraw
+from tpukit.records.metrics import publish, withdraw
 
 
 def test_document_000_basic_form():
@@ -307,7 +307,7 @@ def test_environment_of_level_0_says_why_there_are_no_flags():
     report = TPUConfig(tpu_version="v6e").setup_environment_variables(environment, platform="cpu")
     assert "LIBTPU_INIT_ARGS" not in environment
     (kept,) = [change for change in report.changes if change.name == "LIBTPU_INIT_ARGS"]
-    assert (kept.outcome, kept.why) == ("kept", "no flags are asked for at level 0")
+    assert (kept.outcome, kept.why) == ("kept", "level 0 sets no flags")
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])

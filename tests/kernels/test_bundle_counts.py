@@ -12,7 +12,7 @@ from tpukit.kernels.timing import count_bundles
 COUNTS = json.loads((Path(__file__).parent / "bundle_counts.json").read_text())
 CHIPS = ("v5e", "v5p", "v6e", "7x")
 GROWTH = 1.05
-RENEW = "python benchmarks/kernel_bundles.py --write"
+RENEW = "python benchmarks/kernels.py bundles --write"
 
 
 def test_every_op_is_counted_on_every_generation():

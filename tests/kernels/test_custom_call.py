@@ -30,9 +30,9 @@ def test_a_registered_target_is_called():
 @pytest.mark.parametrize(
     ("platform", "message"),
     [
-        ("cpu", r"nobody registered a custom call 'my_custom_op' for cpu; register it first"),
-        ("tpu", r"for tpu; libtpu runs no compiled code of others: write it in Pallas"),
-        ("tpus", r"platform='tpus' is none of.*Did you mean 'tpu'"),
+        ("cpu", r"no custom call 'my_custom_op' is registered for cpu; register it first"),
+        ("tpu", r"for tpu; libtpu runs no foreign compiled code: write it in Pallas"),
+        ("tpus", r"platform='tpus' is unknown.*Did you mean 'tpu'"),
     ],
 )
 def test_a_target_that_nobody_registered_is_a_named_error(platform, message):

@@ -21,6 +21,6 @@ def test_every_op_is_offered_as_its_function():
 
 
 def test_a_folder_can_still_be_imported_from():
-    from tpukit.kernels.ops.rope.tables import rope_tables
+    from tpukit.kernels.ops.rope import rope_tables
 
     assert tpukit.kernels.rope_tables is rope_tables

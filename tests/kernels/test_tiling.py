@@ -102,5 +102,5 @@ def test_refusals_teach():
         unpack_tiles(pack_tiles(x), (9, 4))
     with pytest.raises(TPUKernelError, match="until it has four"):
         to_blocked(x)
-    with pytest.raises(TPUKernelError, match="do not hold 9 x 4"):
+    with pytest.raises(TPUKernelError, match="are not those of 9 x 4"):
         from_blocked(to_blocked(x[None, :, :, None], block=8), height=9, width=4)

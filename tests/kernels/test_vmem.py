@@ -15,8 +15,8 @@ from tpukit.kernels.blocks.vmem import (
     vmem_capacity_bytes,
     vmem_limit_bytes,
 )
-from tpukit.kernels.ops.rms_norm.blocks import RowBlocks, fits
-from tpukit.kernels.ops.rms_norm.specs import OP, case
+from tpukit.kernels.ops.rms_norm.api import OP, case
+from tpukit.kernels.ops.rms_norm.pallas_tpu import RowBlocks, fits
 from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 CASE = case(8192, 4096)
@@ -81,6 +81,6 @@ def test_every_op_refuses_given_blocks_that_do_not_fit(name):
     }
     huge = dataclasses.replace(usual, **sizes)
     bound = op.bind(case, blocks=huge, direction="backward" if op.differentiable else "forward")
-    message = rf"^{name} with .* of VMEM and a core of v5p has 63.9 MiB; the largest that fit are"
+    message = rf"^{name} with .* of VMEM, but a core of v5p has 63.9 MiB; the largest that fit are"
     with target_chip("v5p"), pytest.raises(TPUKernelError, match=message):
         jax.eval_shape(bound, *case.arguments)

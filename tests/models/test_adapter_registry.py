@@ -136,7 +136,7 @@ class TestAFrameworkOfOnesOwn:
         assert found.step_time_s.origin == "measured"
 
     def test_checkpoints_need_a_way_to_set_them(self):
-        with pytest.raises(TPUModelError, match=r"'layers' sets no gradient.*remat='full'"):
+        with pytest.raises(TPUModelError, match=r"'layers' has no gradient.*remat='full'"):
             enable_gradient_checkpointing(Module(2, 2), checkpoint_policy="full")
 
     def test_a_name_is_taken_once(self):
@@ -214,11 +214,11 @@ Transformed.__module__ = "haiku._src.transform"
     [
         (derived_from("keras.src.models.model", "Model")(), "Net belongs to Keras"),
         (Transformed(len, len), r"Transformed belongs to Haiku.*init\(rng\)"),
-        (torch.nn.Linear, "the class Linear is not a model that is known; pass an instance"),
-        (Module(2, 2), "Module is not a model that is known"),
-        (linen.Dense, "the class Dense is not a model that is known; pass an instance"),
-        (functools.partial(Module, 2), "partial is not a model that is known"),
-        (optax.sgd(0.1), "GradientTransformation.* is not a model that is known"),
+        (torch.nn.Linear, "the class Linear is not a supported model; pass an instance"),
+        (Module(2, 2), "Module is not a supported model"),
+        (linen.Dense, "the class Dense is not a supported model; pass an instance"),
+        (functools.partial(Module, 2), "partial is not a supported model"),
+        (optax.sgd(0.1), "GradientTransformation.* is not a supported model"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -210,9 +210,9 @@ def test_linen_language_model_needs_no_loss():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (3.0, "float is not a model that is known; known are a preset name"),
-        ("tinny", "no preset is called 'tinny'.*'tiny'"),
-        ((plain_init, 3), "tuple is not a model that is known"),
+        (3.0, "float is not a supported model; expected a preset name"),
+        ("tinny", "there is no preset 'tinny'.*'tiny'"),
+        ((plain_init, 3), "tuple is not a supported model"),
     ],
 )
 def test_what_is_no_model_is_refused(model, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tpukit.compiler import compile_for
-from tpukit.models.products.float8 import float8_matmul
+from tpukit.models.matmul.eight_bit import float8_matmul
 
 
 def test_products_and_gradients_are_near_those_of_float64():

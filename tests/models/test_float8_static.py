@@ -9,7 +9,7 @@ import pytest
 from qwix._src.core.dot_general_qt import DotGeneralQtConfig, dot_general_qt
 
 from tpukit.compiler import compile_for
-from tpukit.models.products.float8_static import float8_channels_matmul, float8_static_matmul
+from tpukit.models.matmul.eight_bit import float8_channels_matmul, float8_static_matmul
 
 LAST_WITH_FIRST = (((2,), (0,)), ((), ()))
 

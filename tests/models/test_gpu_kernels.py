@@ -35,8 +35,8 @@ def test_a_program_for_a_tpu_holds_no_gpu_kernel(monkeypatch):
 
 
 def test_the_kernels_lower_for_a_gpu_on_a_machine_without_one(monkeypatch):
-    from tpukit.kernels.ops.gated_activation.api import gated_activation
-    from tpukit.kernels.ops.residual_norm.api import residual_norm
+    from tpukit.kernels.ops.gated_activation import gated_activation
+    from tpukit.kernels.ops.residual_norm import residual_norm
 
     def loss(x, delta, scale):
         _, normed = residual_norm(x, delta, scale)

@@ -157,8 +157,8 @@ def test_a_pair_of_functions():
 @pytest.mark.parametrize(
     ("model", "every", "message"),
     [
-        ("tiny", 1, "does not run by itself.*remat='nothing_saveable'"),
-        (3, 1, "int is not a model that is known"),
+        ("tiny", 1, "has no function to checkpoint.*remat='nothing_saveable'"),
+        (3, 1, "int is not a supported model"),
     ],
 )
 def test_errors_teach(model, every, message):

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpukit.compiler import compile_for
-from tpukit.models.products.int8 import int8_matmul, int8_matmul_throughout
+from tpukit.models.matmul.eight_bit import int8_matmul, int8_matmul_throughout
 from tpukit.parallel import activation_rules, create_mesh
 
 

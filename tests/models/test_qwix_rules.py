@@ -7,8 +7,8 @@ import pytest
 from flax import linen
 
 from tpukit.errors import TPUModelError
-from tpukit.models.products.float8_static import float8_static_matmul
-from tpukit.models.products.qwix_rules import qwix_rules, with_qwix
+from tpukit.models.matmul.eight_bit import float8_static_matmul
+from tpukit.models.matmul.rules import qwix_rules, with_qwix
 
 
 class TwoLayers(linen.Module):
@@ -38,5 +38,5 @@ def test_a_linen_model_multiplies_as_the_reference_transformers_do():
 
 
 def test_a_format_that_qwix_makes_otherwise_is_refused():
-    with pytest.raises(TPUModelError, match="'int8' is not a format that qwix gives"):
+    with pytest.raises(TPUModelError, match="'int8' is not supported for flax models"):
         qwix_rules([("out", "int8")])

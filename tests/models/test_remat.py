@@ -136,9 +136,9 @@ def test_a_users_own_name_is_kept():
         ("full keep=x", "'keep' is not a setting"),
         ({"polcy": "full"}, "'polcy' is not a remat setting.* Did you mean 'policy'"),
         ("none every=2", "policy 'none' makes no segments"),
-        ("full every=0", "every_n_layers=0; a segment has at least 1 layer"),
-        ("full save=mlpwo", "tensor names go with policy 'names'"),
-        ("names", "tensor names go with policy 'names'"),
+        ("full every=0", "every_n_layers=0; expected at least 1"),
+        ("full save=mlpwo", "policy 'names' needs tensor names"),
+        ("names", "policy 'names' needs tensor names"),
         ("save=mlpwo offload=mlpwo", "mlpwo is both saved and offloaded"),
     ],
 )

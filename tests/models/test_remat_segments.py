@@ -15,7 +15,7 @@ from tpukit.models.remat.gradient_checkpointing import (
     enable_gradient_checkpointing,
     saved_residual_bytes,
 )
-from tpukit.models.remat.layers import layer_names
+from tpukit.models.remat.segments import layer_names
 
 WIDTH, LAYERS = 8, 4
 X = jnp.linspace(-1, 1, 32 * WIDTH).reshape(32, WIDTH)

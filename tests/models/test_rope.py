@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.kernels.ops.rope.frequencies import rope_frequencies
+from tpukit.kernels.ops.rope import rope_frequencies
 from tpukit.models.transformer.config import RopeScaling
 from tpukit.models.transformer.layers import apply_rope
 

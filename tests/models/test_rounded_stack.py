@@ -8,8 +8,7 @@ import pytest
 from tpukit import Workload, compile_for, get_preset
 from tpukit.models.remat.policy import RematPolicy
 from tpukit.models.transformer.layer_pattern import find_runs
-from tpukit.models.transformer.layer_stack import StackedLayers, run_layers
-from tpukit.models.transformer.rounding import round_in_use
+from tpukit.models.transformer.layer_stack import StackedLayers, round_layer_weights, run_layers
 
 LAYERS, WIDTH = 4, 64
 BF16 = jnp.dtype("bfloat16")
@@ -21,7 +20,9 @@ def layer(parameters, x):
 
 
 def run(layer, stacked, x, *, rounds, remat):
-    opened, weights = round_in_use(stacked, BF16) if rounds else ((lambda kept: kept), stacked)
+    opened, weights = (
+        round_layer_weights(stacked, BF16) if rounds else ((lambda kept: kept), stacked)
+    )
     order = ("layer",) * jax.tree.leaves(stacked)[0].shape[0]
 
     def one_layer(parameters, x, *_):

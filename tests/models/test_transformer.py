@@ -139,14 +139,14 @@ def test_parameter_names_are_the_ones_strategies_know():
 
 
 def test_a_sequence_too_long_is_refused():
-    with pytest.raises(TPUModelError, match="has 17 tokens and 'custom' takes at most 16"):
+    with pytest.raises(TPUModelError, match="has 17 tokens, but 'custom' has max_seq_len=16"):
         abstract_model(TransformerConfig(**SMALL))(jnp.zeros((1, 17), jnp.int32))
 
 
 def test_an_unknown_attention_names_the_nearest(tokens):
     model = abstract_model(TransformerConfig(**SMALL))
     model.execution = Execution(attention="rings")
-    with pytest.raises(TPUModelError, match=r"attention 'rings' is not known.*'ring'"):
+    with pytest.raises(TPUModelError, match=r"attention 'rings' is unknown.*'ring'"):
         nnx.eval_shape(lambda model: model(tokens), model)
 
 

@@ -174,14 +174,17 @@ def test_every_option_is_counted(options):
     [
         ({"n_heads": 3}, "d_model=64 is not a multiple of n_heads=3; set head_dim"),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
-        ({"head_dim": 7}, "head_dim=7 gives 7 rotated channels, which is odd"),
+        ({"head_dim": 7}, "head_dim=7 gives 7 rotated channels"),
         ({"n_layers": 0}, "n_layers=0; it must be at least 1"),
         ({"activation": "sillu"}, "activation='sillu' is not one of .* Did you mean 'silu'"),
         ({"n_experts": 4}, "experts_per_token=0 with n_experts=4"),
         ({"experts_per_token": 2}, "n_experts is 0; set n_experts"),
-        ({"layer_pattern": "5 local, global"}, "layer_kinds and layer_pattern belong together"),
+        (
+            {"layer_pattern": "5 local, global"},
+            "layer_kinds and layer_pattern must be set together",
+        ),
         ({"sliding_window": 0}, "sliding_window=0; it must be at least 1"),
-        ({"n_experts": 2, "experts_per_token": 1, "gated_mlp": False}, "experts are gated"),
+        ({"n_experts": 2, "experts_per_token": 1, "gated_mlp": False}, "experts are always gated"),
         ({"rope_scaling": {"kind": "lama3"}}, "rope scaling 'lama3' is not known"),
         ({"d_fff": 3}, "'d_fff' is not a field of TransformerConfig. Did you mean 'd_ff'"),
     ],
@@ -193,7 +196,7 @@ def test_errors_teach(changes, message):
 
 
 def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(TPUModelError, match=r"no preset is called 'llama31-8b'.*'llama3.1-8b'"):
+    with pytest.raises(TPUModelError, match=r"there is no preset 'llama31-8b'.*'llama3.1-8b'"):
         get_preset("llama31-8b")
 
 
@@ -215,5 +218,5 @@ def test_rope_scaling_needs_a_positive_factor():
 
 
 def test_keys_that_depend_on_the_length_are_refused():
-    with pytest.raises(TPUModelError, match="no cache could keep their keys"):
+    with pytest.raises(TPUModelError, match="keys could not be cached"):
         get_preset("tiny").replace(rope_scaling=RopeScaling("dynamic", factor=2.0))

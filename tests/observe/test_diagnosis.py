@@ -24,7 +24,7 @@ from tpukit.observe import (
     time_steps,
 )
 from tpukit.observe.diagnosis import performance
-from tpukit.observe.diagnosis.issues import (
+from tpukit.observe.diagnosis.result import (
     bottleneck_issues,
     compile_issues,
     input_issues,
@@ -165,7 +165,7 @@ class TestHere:
         found = diagnose_performance(model=own, dataloader=[batch, batch], target_tflops=15000)
         assert found["issues"][0]["problem"] == "Below target"
         assert found["input"]["samples_per_batch"] == 8
-        assert any("stands for it" in one for one in found["notes"]) is note
+        assert any("is used" in note_ for note_ in found["notes"]) is note
 
     def test_what_is_missing_is_named(self):
         with pytest.raises(TPUModelError, match="shapes of a batch are not known"):

@@ -84,5 +84,5 @@ def test_ctrl_c_returns_what_was_read():
 
 @pytest.mark.parametrize(("interval_s", "duration_s"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -1.0)])
 def test_what_describes_no_watch(interval_s, duration_s):
-    with pytest.raises(TPUValidationError, match="describe no watch"):
+    with pytest.raises(TPUValidationError, match="are not valid"):
         watch(lambda: None, interval_s=interval_s, duration_s=duration_s)

@@ -33,7 +33,7 @@ def test_a_number_that_is_not_finite_is_missing(value):
     found.add("loss", value)
     reading = found.build()
     assert reading.samples == ()
-    assert reading.missing == {"loss": f"the source said {value}"}
+    assert reading.missing == {"loss": f"the source reported {value}"}
 
 
 def test_wanted_metrics_have_a_number_or_a_reason():

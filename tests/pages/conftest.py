@@ -9,11 +9,10 @@ from sample_report import sample_report
 from tpukit.checker.report.html import render_html
 from tpukit.checker.report.schema import SCHEMA
 from tpukit.planner.answer.page import render_page
-from tpukit.planner.answer.rejections import Rejection
 from tpukit.planner.planning import plan
+from tpukit.planner.search.rejections import Rejection
 from tpukit.rehearsal.page import render_page as render_rehearsal
-from tpukit.training.data.inspection import Inspection, LengthBin, TokenCount
-from tpukit.training.data.inspection_page import render_inspection
+from tpukit.training.data.inspection import Inspection, LengthBin, TokenCount, render_inspection
 
 # What a report says of its own making; the rest is from the user's program and machine.
 OWN_WORDS = {"schema", "verdict", "track", "cause", "origin", "unit", "space"}
@@ -46,8 +45,7 @@ def plan_page():
 
     def render(text):
         choices = tuple(
-            replace(one, remat=text, mesh={text: 8}, job=one.job.replace(model=text))
-            for one in found.choices
+            replace(one, region=text, job=one.job.replace(model=text)) for one in found.choices
         )
         return render_page(
             replace(

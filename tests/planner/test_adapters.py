@@ -9,8 +9,7 @@ from tpukit.job import Job
 from tpukit.job.step import build_step
 from tpukit.models import get_preset
 from tpukit.models.adapters import TransformerAdapter
-from tpukit.models.lora.spec import LoraSpec
-from tpukit.models.lora.targets import thin_products
+from tpukit.models.lora.spec import LoraSpec, lora_multiply_adds
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.planning import plan
@@ -47,7 +46,7 @@ def test_experts_are_counted_by_what_a_token_meets():
     config = get_preset("mixtral-8x7b")
     spec = LoraSpec(rank=4, targets=("experts/down_proj",))
     each = 4 * (config.expert_d_ff + config.d_model)
-    assert thin_products(spec, config) == config.n_layers * config.experts_per_token * each
+    assert lora_multiply_adds(spec, config) == config.n_layers * config.experts_per_token * each
     thin = shape_of(config, spec).thin
     assert thin.parameters == config.n_layers * config.n_experts * each
     assert thin.sums_experts

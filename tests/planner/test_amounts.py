@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.planner.answer.amounts import count_text, days_text, parse_days, parse_tokens, parse_usd
+from tpukit.planner.amounts import count_text, days_text, parse_days, parse_tokens, parse_usd
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from tpukit.compiler.timeline.kernels import SplashTimer
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.attention_time import attended_keys
+from tpukit.planner.cost.candidates import Candidates, SliceMesh
 from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.scoring import score
 from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant
 from tpukit.planner.cost.torus import place_axes
-from tpukit.planner.search.candidates import Candidates
-from tpukit.planner.search.scoring import score
-from tpukit.planner.search.slice_meshes import SliceMesh
 
 SLICES = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-2x2x1")
 

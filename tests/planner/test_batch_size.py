@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpukit import Slice, Workload, compile_for, list_chips, list_slices
 from tpukit.errors import TPUOutOfMemoryError, TPUValidationError
-from tpukit.planner.sizing.batch_size import Probe, _search, _slice, find_optimal_batch_size
+from tpukit.planner.batch_size import Probe, _search, _slice, find_optimal_batch_size
 
 V6E = Slice.parse("v6e-8")
 

@@ -8,11 +8,10 @@ from link_loads import busiest_link
 
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
+from tpukit.planner.cost.candidates import Candidates, SliceMesh
 from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.scoring import score
 from tpukit.planner.cost.torus import place_axes
-from tpukit.planner.search.candidates import Candidates
-from tpukit.planner.search.scoring import score
-from tpukit.planner.search.slice_meshes import SliceMesh
 
 TOKENS = 8192
 

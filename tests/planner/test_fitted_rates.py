@@ -12,16 +12,15 @@ from tpukit.compiler.timeline.kernels import SplashTimer
 from tpukit.hardware import Slice, rates
 from tpukit.hardware.rates import SECTIONS, rates_file
 from tpukit.models import get_preset
+from tpukit.planner.cost.candidates import PRECISIONS, Candidates, SliceMesh, optimizers_of
 from tpukit.planner.cost.memory_model import rounds_first
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.rates import Rates
+from tpukit.planner.cost.scoring import score
 from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant, variant_for
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.planning import plan
-from tpukit.planner.search.candidates import PRECISIONS, Candidates, optimizers_of
-from tpukit.planner.search.scoring import score
 from tpukit.planner.search.search import Search
-from tpukit.planner.search.slice_meshes import SliceMesh
 from tpukit.planner.serving import plan_serving
 
 # Eight devices each, and the generation whose values are the defaults.

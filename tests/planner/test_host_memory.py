@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tpukit.models import get_preset
-from tpukit.planner.cost.host_memory import host_bytes
-from tpukit.planner.cost.memory_model import MemorySplit
+from tpukit.planner.cost.memory_model import MemorySplit, host_bytes
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.planning import plan
 
@@ -44,7 +43,7 @@ def test_a_slice_whose_hosts_cannot_hold_the_job_is_refused(monkeypatch):
     asked = {"tokens": 1e9, "on": "v6e-8", "verify": 0}
     assert plan("llama3.1-8b", **asked).feasible
     monkeypatch.setattr(
-        "tpukit.planner.search.scoring._host_ram_bytes", lambda chip: 2e9 if chip else None
+        "tpukit.planner.cost.scoring._host_ram_bytes", lambda chip: 2e9 if chip else None
     )
     refused = plan("llama3.1-8b", **asked)
     assert not refused.feasible

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tpukit.kernels.ops.cross_entropy import chunked
 from tpukit.models import get_preset
 from tpukit.planner.cost import memory_model
+from tpukit.planner.cost.candidates import REMATS
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.search.candidates import REMATS
 from tpukit.step import OptimizerSpec, Workload, build_optimizer
-from tpukit.step.optimizer.spec import state_bytes_per_parameter
+from tpukit.step.optimizer_spec import state_bytes_per_parameter
 
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
-# Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).
+# Totals of the compiler's buffer assignment (benchmarks/memory.py estimate, libtpu 0.0.42.1).
 COMPILED_GIB = (
     ("llama3.2-1b", "v6e", {"fsdp": 8}, 4, 2048, "full", 4.95),
     ("llama3.2-1b", "v6e", {"fsdp": 8}, 1, 2048, "none", 8.28),

@@ -6,13 +6,13 @@ import pytest
 from tpukit.errors import ConfigError
 from tpukit.hardware import Figure, Slice
 from tpukit.models import get_preset
+from tpukit.planner.cost.candidates import Candidates, SliceMesh, optimizers_of
 from tpukit.planner.cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.money import Costs, Market, cost_of
-from tpukit.planner.cost.spot import Preemption
+from tpukit.planner.cost.money import Costs, Market, Preemption, cost_of
+from tpukit.planner.cost.scoring import Scores, score
 from tpukit.planner.cost.step_variant import StepSplit
 from tpukit.planner.cost.torus import place_axes
-from tpukit.planner.search.candidates import Candidates, optimizers_of
 from tpukit.planner.search.objectives import (
     PlanLimits,
     bins,
@@ -21,8 +21,6 @@ from tpukit.planner.search.objectives import (
     read_objective,
     unusual,
 )
-from tpukit.planner.search.scoring import Scores, score
-from tpukit.planner.search.slice_meshes import SliceMesh
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ from flax import linen
 
 from tpukit.errors import ConfigError, XLACompilationError
 from tpukit.planner.planning import plan
-from tpukit.planner.search.own_model import OwnModelSearch
+from tpukit.planner.search.verification import OwnModelSearch
 
 GIB = 2**30
 BUILDER = """

@@ -14,17 +14,25 @@ from hypothesis import strategies as st
 from tpukit.hardware import Slice, public_prices
 from tpukit.hardware.catalog import dcn_rate
 from tpukit.models import TransformerConfig, get_preset
+from tpukit.planner.cost.candidates import (
+    LEAST_CONTEXT_TOKENS,
+    PRECISIONS,
+    Space,
+    enumerate_candidates,
+)
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.money import SPOT, Market, cost_of
-from tpukit.planner.cost.served_model import ServedModel
-from tpukit.planner.cost.serving_model import ServedFormats, Server, ServingTraffic, servers_on
-from tpukit.planner.cost.spot import Preemption
+from tpukit.planner.cost.money import SPOT, Market, Preemption, cost_of
+from tpukit.planner.cost.scoring import score
+from tpukit.planner.cost.serving_model import (
+    ServedFormats,
+    ServedModel,
+    Server,
+    ServingTraffic,
+    servers_on,
+)
 from tpukit.planner.cost.step_variant import CAUSES
 from tpukit.planner.planning import plan
-from tpukit.planner.search.candidates import PRECISIONS, Space, enumerate_candidates
 from tpukit.planner.search.objectives import PlanLimits, judge
-from tpukit.planner.search.scoring import score
-from tpukit.planner.search.slice_meshes import LEAST_CONTEXT_TOKENS
 
 ONE_SLICE = (
     *("v3-32", "v4-32", "v5e-4", "v5e-64", "v5p-32", "v5p-256", "v6e-1", "v6e-16", "v6e-256"),

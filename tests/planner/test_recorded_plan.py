@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.errors import TPUValidationError
 from tpukit.planner.answer.page import render_page
-from tpukit.planner.answer.recorded import RecordedPlan
+from tpukit.planner.answer.result import RecordedPlan
 from tpukit.planner.planning import plan
 
 

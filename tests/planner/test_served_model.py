@@ -7,11 +7,11 @@ import sys
 import jax
 import pytest
 
-from tpukit.hardware.cache_formats import CACHE_FORMATS
+from tpukit.hardware.stored_formats import CACHE_FORMATS
 from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset, list_presets
 from tpukit.models.generation.cache import CacheSpec, empty_cache
-from tpukit.planner.cost.served_model import ServedModel
+from tpukit.planner.cost.serving_model import ServedModel
 from tpukit.step import Workload
 
 # llama3.1-70b by hand: 80 layers of q, o (64 heads), k, v (8), gate, up, down and two norms, a

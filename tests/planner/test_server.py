@@ -6,9 +6,9 @@ from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost import serving_model
-from tpukit.planner.cost.served_model import ServedModel
 from tpukit.planner.cost.serving_model import (
     ServedFormats,
+    ServedModel,
     Server,
     ServingTraffic,
     room_bytes,

@@ -199,7 +199,7 @@ def test_wrong_asks_are_refused():
         plan_serving("tiny", batch=0)
     with pytest.raises(ConfigError, match="context is 131073; accepted are 2 to 131,072 tokens"):
         plan_serving("llama3.1-8b", context=131_073)
-    with pytest.raises(TPUValidationError, match="'int5' is no cache format; use bf16, fp8"):
+    with pytest.raises(TPUValidationError, match="'int5' is not a cache format; use bf16, fp8"):
         plan_serving("tiny", cache="int5")
     with pytest.raises(TPUValidationError, match="'vq' is no activation format"):
         plan_serving("tiny", activations="vq")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption, _most
+from tpukit.planner.cost.money import SECONDS_PER_DAY, Preemption, _most
 
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 

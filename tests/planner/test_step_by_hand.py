@@ -12,6 +12,7 @@ import pytest
 
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
+from tpukit.planner.cost.candidates import PRECISIONS, Candidates, SliceMesh, optimizers_of
 from tpukit.planner.cost.kept import kept_by
 from tpukit.planner.cost.memory_model import MemorySplit
 from tpukit.planner.cost.model_shape import shape_of
@@ -26,8 +27,6 @@ from tpukit.planner.cost.step_variant import (
     StepVariant,
 )
 from tpukit.planner.cost.torus import AXES, place_axes
-from tpukit.planner.search.candidates import PRECISIONS, Candidates, optimizers_of
-from tpukit.planner.search.slice_meshes import SliceMesh
 
 CONFIG = get_preset(
     "tiny", n_layers=4, d_model=256, n_heads=4, n_kv_heads=2, head_dim=128, d_ff=1024,

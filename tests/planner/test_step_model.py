@@ -11,12 +11,11 @@ from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.attention_time import ATTENTION_BLOCK, visited_keys
+from tpukit.planner.cost.candidates import PRECISIONS, REMATS, Candidates, SliceMesh, meshes_on
 from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.scoring import score
 from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant, variant_for
 from tpukit.planner.cost.torus import place_axes
-from tpukit.planner.search.candidates import PRECISIONS, REMATS, Candidates
-from tpukit.planner.search.scoring import score
-from tpukit.planner.search.slice_meshes import SliceMesh, meshes_on
 
 
 def scored(

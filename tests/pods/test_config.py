@@ -33,7 +33,7 @@ def test_the_launch_section_becomes_a_request():
 
 
 def test_spot_and_reserved_exclude_each_other():
-    with pytest.raises(ConfigError, match="one or the other"):
+    with pytest.raises(ConfigError, match="set only one"):
         PodConfig.of(LaunchSettings(spot=True, reserved=True), "v6e-8")
 
 

@@ -19,12 +19,12 @@ from tpukit.cli.app import app
 from tpukit.errors import ConfigError, PodUnavailable
 from tpukit.job.sections import ChipLimit, LaunchSettings
 from tpukit.pods import Capabilities, Cause, PodConfig, PodState, Store, Tier, TpuManager
-from tpukit.pods.launching.recorded import RecordedProvider
+from tpukit.pods.launching.launch import RecordedProvider
 from tpukit.pods.observing import Observer
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.reconciler import Reconciler
 from tpukit.pods.store import ProviderRecord
-from tpukit.pods.store.wanted import WantedPods
+from tpukit.pods.store.store import WantedPods
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
 from tpukit_emulators.holding import Pace, Zone
@@ -85,7 +85,7 @@ class TestTable:
     def test_a_zone_that_is_asked_counts_as_known(self):
         row = ChipLimit(zone="moon-north1-a", type="v6e", chips=8)
         assert LaunchSettings(zones=("moon-north1-a",), limits=(row,)).limits == (row,)
-        with pytest.raises(ValueError, match=r"neither known nor among launch\.zones"):
+        with pytest.raises(ValueError, match=r"unknown and not in launch\.zones"):
             LaunchSettings(limits=(row,))
 
     def test_a_second_row_for_the_same_is_refused(self):
@@ -106,9 +106,9 @@ class TestRequests:
         with pytest.raises(PodUnavailable) as refused:
             manager.allocate_pod(V4, name="three")
         assert str(refused.value) == (
-            "launch.limits grants 32 v4 chips (on-demand) in us-central2-b: 32 are held (one-a1, "
-            "two-a1), and v4-32 has 16. Give some back (tpukit pods ls), add zones, take a smaller "
-            "slice, or correct launch.limits where you were granted more."
+            "launch.limits grants 32 v4 chips (on-demand) in us-central2-b: 32 are in use "
+            "(one-a1, two-a1), and v4-32 needs 16. Release pods (tpukit pods ls), add zones, use a "
+            "smaller slice, or correct launch.limits if you were granted more."
         )
         assert refused.value.cause == Cause.QUOTA
         assert provider.calls == before, "nobody was asked"
@@ -130,7 +130,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("config", "said"),
         [
-            (replace(V4, tpu_type="v4-128"), "grants 32 v4 chips .* and v4-128 has 64"),
+            (replace(V4, tpu_type="v4-128"), "grants 32 v4 chips .* but v4-128 needs 64"),
             (replace(V4, zones=("us-central2-c",)), "in us-central2-c. Did you mean '" + A),
             (replace(V4, tpu_type="v3-8"), "grants no v3 chips"),
             (V4.with_preemptible(False).in_zone(C), "no v4 chips"),
@@ -147,11 +147,11 @@ class TestRequests:
         assert manager.allocate_pod(V6E, name="one", progress=told.append).zone == B
         assert manager.allocate_pod(V6E, name="two").zone == B
         assert manager.allocate_pod(V6E, name="three", progress=told.append).zone == C
-        assert any(line.startswith(f"{B} is passed over: launch.limits grants 16") for line in told)
+        assert any(line.startswith(f"{B} is skipped: launch.limits grants 16") for line in told)
         assert "passed_over" in [event.kind for event in store.events("three")]
         with pytest.raises(PodUnavailable) as refused:
             manager.allocate_pod(V6E)
-        for said in (f"in {B}: 16 are held", f"in {C}: 8 are held", "Give some back"):
+        for said in (f"in {B}: 16 are in use", f"in {C}: 8 are in use", "Release pods"):
             assert said in str(refused.value)
 
     def test_without_a_zone_those_of_the_table_are_asked(self, manager):
@@ -164,7 +164,7 @@ class TestRequests:
 
     def test_pods_of_others_in_the_project_count(self, manager, provider):
         provider.create("theirs", replace(V4, tpu_type="v4-64", labels={"owner": "them"}))
-        with pytest.raises(PodUnavailable, match=r"32 are held \(theirs\)"):
+        with pytest.raises(PodUnavailable, match=r"32 are in use \(theirs\)"):
             manager.allocate_pod(V4)
 
     def test_so_do_those_that_are_lost_or_being_deleted(self, manager, provider):
@@ -206,7 +206,7 @@ class TestPreflight:
         manager.allocate_pod(V4, name="one")
         (found,) = manager.preflight(V4)
         assert (found.id, found.severity) == ("limits", "ok")
-        assert "16 of the 32 v4 chips (on-demand) granted in us-central2-b are held" in found.seen
+        assert "16 of the 32 v4 chips (on-demand) granted in us-central2-b are in use" in found.seen
 
     def test_a_full_zone_is_a_warning_and_all_full_an_error(self, manager):
         manager.allocate_pod(V6E.in_zone(C), name="one")
@@ -225,7 +225,7 @@ class TestPreflight:
         )
         shown = CliRunner().invoke(app, ["pods", "preflight", str(job)])
         assert shown.exit_code == 1
-        assert "and v4-128 has 64" in " ".join(shown.output.split())
+        assert "but v4-128 needs 64" in " ".join(shown.output.split())
 
 
 def supervised(store, provider, record, run, config):
@@ -243,7 +243,7 @@ def test_a_supervisor_is_told_of_each_zone(provider, store):
     told = []
     mine = supervised(store, provider, record, "run", V6E)
     search = ZoneSearch(mine, Policy(patience_s=0.5), tell=told.append, stopping=threading.Event())
-    with pytest.raises(NoPod, match=f"in {B}: 16 are held .* in {C}: 8 are held"):
+    with pytest.raises(NoPod, match=f"in {B}: 16 are in use .* in {C}: 8 are in use"):
         search.get("run-a1", V6E, command=None, asking=lambda zone: None)
     refused = {event.zone for event in told if hasattr(event, "cause")}
     assert refused == {B, C}

@@ -67,7 +67,7 @@ def test_both_styles_say_the_same(provider, store):
         state=store,
     )
     assert built.settings == said.settings
-    assert built.settings.all_zones == (A, B)
+    assert (built.settings.zone, *built.settings.zones) == (A, B)
 
 
 def test_section_environment_arguments_in_this_order(provider, store, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_pod_is_allocated_listed_looked_at_and_released(manager, provider):
     lines = []
     pod = manager.allocate_pod(CONFIG, name="run", progress=lines.append)
     assert (pod.name, pod.zone, pod.state) == ("run-a1", A, PodState.READY)
-    assert "v6e-8 on_demand in us-central1-a is $21.60 an hour (prices of 20" in lines[0]
+    assert "v6e-8 on_demand in us-central1-a is $21.60 per hour (prices of 20" in lines[0]
     assert lines[1:] == [
         "run: asked, run-a1 (v6e-8) in us-central1-a",
         "run: ready, run-a1 in us-central1-a",
@@ -169,7 +169,10 @@ def test_it_goes_on_asking_for_who_waits(manager, provider):
 
 
 def test_a_cap_is_held_before_anything_is_asked(manager, provider, store):
-    with pytest.raises(PodUnavailable, match=r"at most \$1\.00 an hour: the least is .* days old"):
+    with pytest.raises(
+        PodUnavailable,
+        match=r"at most \$1\.00 per hour .*lowest price is .* days old",
+    ):
         manager.allocate_pod(replace(CONFIG, max_price_per_hour=1.0))
     assert provider.calls == []
     assert store.wanted.all() == []
@@ -202,7 +205,7 @@ def test_an_interrupted_allocation_leaves_nothing(manager, provider, store):
 def test_what_is_not_offered_is_said(manager, provider, store):
     refused = {"spot": "this cloud has none", "multislice": "one slice at a time"}
     provider.capabilities = Capabilities(generations=("v6e",), refused=refused)
-    with pytest.raises(ConfigError, match="'gcp' does not take spot: this cloud has none"):
+    with pytest.raises(ConfigError, match="'gcp' does not support spot: this cloud has none"):
         manager.allocate_pod(CONFIG.with_preemptible())
     with pytest.raises(ConfigError, match="one slice at a time"):
         manager.allocate_pod(replace(CONFIG, tpu_type="2xv6e-8"))
@@ -212,7 +215,7 @@ def test_what_is_not_offered_is_said(manager, provider, store):
 
 
 def test_no_slice_is_said(manager):
-    with pytest.raises(ConfigError, match="Nothing says which slice"):
+    with pytest.raises(ConfigError, match="No slice is set"):
         manager.allocate_pod()
 
 
@@ -299,7 +302,7 @@ def test_the_handler_of_the_document(manager):
 
 
 def test_alternates_stay_near_where_nobody_named_zones():
-    from tpukit.pods.alternates import alternates_of
+    from tpukit.pods.manager import alternates_of
 
     pod = ScriptedProvider().create("run-a1", replace(CONFIG, zones=("us-east5-b",)))
     (same,) = alternates_of(pod, PodConfig(tpu_type="v6e-8"), (), known_zones=())
@@ -310,7 +313,7 @@ def test_alternates_stay_near_where_nobody_named_zones():
 
 
 def test_a_name_that_no_provider_accepts_is_refused_before_anything_is_wanted(manager):
-    with pytest.raises(ConfigError, match=r"'\\udcff' cannot name a pod: .* Try 'job'"):
+    with pytest.raises(ConfigError, match=r"'\\udcff' cannot name a pod; .* Try 'job'"):
         manager.allocate_pod(CONFIG, name="\udcff")
     assert manager.reconciler.store.wanted.find_by_any_name("\udcff") is None
     assert not manager.reconciler.store.wanted.all()

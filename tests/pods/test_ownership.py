@@ -13,7 +13,7 @@ from scripted_provider import IN_MEMORY, ScriptedProvider
 from tpukit.errors import ConfigError, ProviderError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Capabilities, PodConfig, PodState
-from tpukit.pods.launching.recorded import RecordedProvider
+from tpukit.pods.launching.launch import RecordedProvider
 from tpukit.pods.listing import PodListing
 from tpukit.pods.observing import Observer
 from tpukit.pods.reconciler import KEEPERS, LATE_S, Reconciler

@@ -18,7 +18,7 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.providers.protocol import StepCompleted
 from tpukit.pods.store import Store
-from tpukit.pods.supervision.events import AttemptBegan
+from tpukit.pods.supervision.journal import AttemptBegan
 from tpukit.records import read_metrics
 
 pytestmark = pytest.mark.xdist_group("pods-processes")

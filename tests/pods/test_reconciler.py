@@ -258,7 +258,7 @@ def test_a_price_cap_leaves_dear_zones_out(world):
     dear = replace(CONFIG, tier=Tier.SPOT, max_price_per_hour=0.01)
     world.want("run", dear)
     error = world.pass_once().errors["run"]
-    assert "at most $0.01 an hour: the least is $" in str(error)
+    assert "at most $0.01 per hour is not available: the lowest price is $" in str(error)
     assert "days old" in str(error)
     assert "create" not in " ".join(world.provider.calls)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpukit.quantization.measures.chip_speed import estimated_speedup
+from tpukit.quantization.measures.speed import estimated_speedup
 
 
 def test_formats_without_a_kernel_have_no_speed():

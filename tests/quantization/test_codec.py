@@ -9,7 +9,7 @@ from vq_arrays import made_up
 from tpukit.errors import TPUKernelError, TPUValidationError
 from tpukit.hardware.target import target_chip
 from tpukit.quantization import VQArray, VQFormat, output_error, parse_vq_format, quantize_matrix
-from tpukit.quantization.vector_codes.rotation import random_signs, rotate, rotate_back
+from tpukit.quantization.vector_codes.vq_array import random_signs, rotate, rotate_back
 
 SMALL = VQFormat(length=2, entries=16)
 
@@ -157,7 +157,7 @@ def test_a_stack_is_scanned():
         ({"hessian": np.eye(3)}, "Hessian is \\(3, 3\\)"),
         ({"hessian": np.zeros((4, 4))}, "no input reached"),
         ({"format": "vq5"}, "no vector format"),
-        ({"format": 5}, "5 bits a weight; known are 1.75, 2, 3.5, 4"),
+        ({"format": 5}, "5 bits per weight; expected one of 1.75, 2, 3.5, 4"),
         ({"hadamard": True}, "multiple of 8"),
         ({"metric": "cosine"}, "forced=True"),
     ],

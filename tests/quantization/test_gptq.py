@@ -7,12 +7,7 @@ import pytest
 
 from tpukit.errors import TPUValidationError
 from tpukit.kernels import dequantize, quantize_weight
-from tpukit.quantization.integers.gptq import gptq_round
-from tpukit.quantization.integers.qwix_matrices import (
-    ScaledInputs,
-    quantize_integers,
-    rounded_matrix,
-)
+from tpukit.quantization.integers import ScaledInputs, gptq_round, quantize_integers, rounded_matrix
 
 RNG = np.random.default_rng(0)
 WEIGHT = jnp.asarray(RNG.normal(size=(8, 6)).astype(np.float32))

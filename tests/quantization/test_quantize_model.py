@@ -263,7 +263,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     about = json.loads(text)
     about["parameters"][0]["shape"] = [5, 5]
     (folder / "quantized.json").write_text(json.dumps(about))
-    with pytest.raises(TPUCheckpointError, match="do not fit"):
+    with pytest.raises(TPUCheckpointError, match="contradict each other"):
         load_quantized(folder)
 
 
@@ -313,7 +313,7 @@ def test_what_is_missing_is_said():
         quantize_model(models()["plain"][0], [], params=plain_init(KEY))
     with pytest.raises(TPUValidationError, match="at most 1"):
         quantize_model(models()["nnx"][0], DATA, target_accuracy_retention=1.5)
-    with pytest.raises(TPUValidationError, match="nothing to search"):
+    with pytest.raises(TPUValidationError, match="a search chooses formats itself"):
         quantize_model(models()["nnx"][0], DATA, bits=4, format="int4")
     with pytest.raises(TPUValidationError, match="8 \\(int8\\)"):
         quantize_for_tpu(models()["equinox"][0], bits=3)

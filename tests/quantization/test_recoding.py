@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tpukit.quantization import VQArray
-from tpukit.quantization.vector_codes.recoding import recoded
+from tpukit.quantization.search.shadows import recoded
 
 HEIGHT, WIDTH = 10, 24
 

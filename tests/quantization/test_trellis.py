@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tpukit.quantization import output_error, quantize_matrix
+from tpukit.quantization.vector_codes.choice import search_closed_runs
 from tpukit.quantization.vector_codes.trellis import (
     _search,
     first_table,
@@ -16,7 +17,6 @@ from tpukit.quantization.vector_codes.trellis import (
     unpack_bits,
     windows_of,
 )
-from tpukit.quantization.vector_codes.trellis_products import search_closed_runs
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUValidationError
-from tpukit.kernels.ops.quantized_matmul.packing import pack_int8
+from tpukit.kernels.ops.quantized_matmul.weight import pack_int8
 from tpukit.models.stored.calibration import find_matrices
 from tpukit.models.stored.running import dense_parameters
 from tpukit.parallel import create_mesh
 from tpukit.quantization import VQArray, quantize_model, tune_parameters
-from tpukit.quantization.integers.qwix_matrices import ScaledInputs
+from tpukit.quantization.integers import ScaledInputs
 from tpukit.quantization.measures.evaluation import QuantizationEvaluator
 from tpukit.quantization.model import with_parts
-from tpukit.quantization.search.continuous import Continuous
 from tpukit.quantization.search.shadows import pulled
+from tpukit.quantization.search.tuning import Continuous
 from tpukit.quantization.subject import make_subject
 from tpukit.quantization.vector_codes.trellis import pack_bits
 

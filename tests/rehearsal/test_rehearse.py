@@ -13,13 +13,12 @@ from sample_rehearsal import sample_rehearsal
 from typer.testing import CliRunner
 
 from tpukit.cli.app import app
-from tpukit.cli.rehearse_view import PlainRehearsalView
+from tpukit.cli.rehearse import PlainRehearsalView
 from tpukit.errors import ConfigError, TPUError, TPUValidationError
 from tpukit.job import Job
 from tpukit.rehearsal.rehearse import Began, play, prepare, refuse_other_folder, rehearse
 from tpukit.rehearsal.result import RESULT
-from tpukit.rehearsal.scene import Scene
-from tpukit.rehearsal.stage import LeftOut
+from tpukit.rehearsal.stage import LeftOut, Scene
 
 
 class Found:
@@ -72,7 +71,7 @@ def test_an_error_nobody_foresaw_is_not_a_finding(scene):
 
 
 def test_a_stage_that_needs_another_is_left_out(scene):
-    with pytest.raises(LeftOut, match="needs what 'found' did not find"):
+    with pytest.raises(LeftOut, match="needs the result of 'found'"):
         scene.find(Found)
     play(Stage(Found(True)), scene)
     assert scene.find(Found).is_good
@@ -119,8 +118,8 @@ def test_a_result_shows_itself_to_people_and_machines():
     assert result.exit_code == 1
     assert [one["stage"] for one in data["stages"]][-1] == "quantize"
     pairs = {one["what"]: one for one in data["predicted_beside_measured"]}
-    assert pairs["step"]["ratio"] is None, "a TPU's step and a CPU's"
-    assert pairs["steps done again"]["measured"]["value"] == 1
+    assert pairs["step"]["ratio"] is None, "steps of a TPU and of a CPU"
+    assert pairs["steps repeated"]["measured"]["value"] == 1
     assert pairs["checkpoint"]["ratio"] == pytest.approx(1000 / 900)
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, record=True, width=200)
@@ -184,7 +183,7 @@ def test_the_whole_life_of_the_default_job(tmp_path):
     )
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-    assert "preempted-a2 is taken away without a word" in done.stderr
+    assert "preempted-a2 is preempted without notice" in done.stderr
     left = [
         one
         for one in psutil.process_iter(["environ"])

@@ -112,7 +112,7 @@ def test_a_small_model_with_many_tokens_gets_fewer():
 
 def test_a_model_of_ones_own_that_takes_too_much_is_refused():
     said = {"model": "own.py:build", "on": "v6e-4", "batch_size": 4096, "sequence_length": 64}
-    with pytest.raises(ConfigError, match=r"takes 262,144 tokens a step; .* 16,384 at most"):
+    with pytest.raises(ConfigError, match=r"takes 262,144 tokens per step; .* 16,384 at most"):
         stand_in(said)
 
 

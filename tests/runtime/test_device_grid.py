@@ -57,10 +57,10 @@ def test_tpu_slices_are_told_apart_by_slice_index():
 @pytest.mark.parametrize(
     ("shape", "dcn", "message"),
     [
-        ((4,), None, r"needs 4 devices and got 6"),
-        ((3,), (2, 1), r"2 axes and the ICI shape \(3,\) has 1"),
+        ((4,), None, r"needs 4 devices but got 6"),
+        ((3,), (2, 1), r"2 axes but the ICI shape \(3,\) has 1"),
         ((3,), (3,), r"needs 3 slices and the devices belong to 2"),
-        ((2,), (2,), r"of each slice needs 2 devices and got 3"),
+        ((2,), (2,), r"of each slice needs 2 devices but got 3"),
     ],
 )
 def test_what_does_not_fit_is_said(shape, dcn, message):

@@ -409,7 +409,7 @@ def test_a_check_that_cannot_look_costs_only_itself(root, monkeypatch):
 
 
 def test_a_warning_without_a_way_out_is_refused():
-    with pytest.raises(ValueError, match="'x' is a warning and names no fix"):
+    with pytest.raises(ValueError, match="'x' is a warning but has no fix"):
         DoctorFinding("x", "devices", "warning", "something")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tpukit.runtime.interruption import INTERRUPTED, TERMINATED
+from tpukit.exit_codes import ExitCode
 
 HEAD = """
 import os, signal, sys, threading, time, weakref
@@ -89,12 +89,12 @@ while True:
 
 @pytest.mark.parametrize("program", [SWALLOWED, IN_C, POOL, CAUGHT])
 def test_one_line_and_one_exit_code_wherever_it_comes(press, program):
-    assert press(program) == (INTERRUPTED, "", "interrupted\n")
+    assert press(program) == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
 @pytest.mark.parametrize("program", [SWALLOWED, IN_C, POOL, CAUGHT])
 def test_sigterm_ends_a_command_in_the_same_way(press, program):
-    assert press(program, number=signal.SIGTERM) == (TERMINATED, "", "terminated\n")
+    assert press(program, number=signal.SIGTERM) == (ExitCode.TERMINATED, "", "terminated\n")
 
 
 HANDLES = """
@@ -147,7 +147,7 @@ def test_no_child_is_left(tmp_path, monkeypatch, press, wait_s):
     (tmp_path / "temporary").mkdir()
     held = f"threading.Timer({wait_s}, lambda: (place / 'ready').touch()).start()"
     program = CHILD.replace("ready()", held) % str(Path(__file__).parent)
-    assert press(program)[0] == INTERRUPTED
+    assert press(program)[0] == ExitCode.INTERRUPTED
     assert not list((tmp_path / "temporary").iterdir())
     left = [one for one in psutil.process_iter() if _variable(one) == str(tmp_path)]
     psutil.wait_procs(left, timeout=5)
@@ -170,7 +170,7 @@ with folder_beside(place / "out") as made, whole_file(place / "page.html") as pa
     ready()
     time.sleep(60)
 """
-    assert press(program)[0] == INTERRUPTED
+    assert press(program)[0] == ExitCode.INTERRUPTED
     assert [path.name for path in tmp_path.iterdir()] == ["ready"]
 
 
@@ -189,13 +189,13 @@ print(was_interrupted())
 def test_a_command_may_end_well_but_not_for_long(press, tmp_path):
     assert press(WELL % "time.sleep(0.1)") == (0, "True\n", "")
     (tmp_path / "late").mkdir()
-    assert press(WELL % "time.sleep(60)", place=tmp_path / "late")[0] == INTERRUPTED
+    assert press(WELL % "time.sleep(60)", place=tmp_path / "late")[0] == ExitCode.INTERRUPTED
 
 
 def test_ctrl_c_twice_does_not_wait(press):
     started = time.monotonic()
     program = WELL.replace("ending_well()", "ending_well(3600)") % "time.sleep(60)"
-    assert press(program, times=2)[0] == INTERRUPTED
+    assert press(program, times=2)[0] == ExitCode.INTERRUPTED
     assert time.monotonic() - started < 30
 
 

@@ -99,7 +99,7 @@ def test_place_on_a_cloud_tpu():
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "does not say which host this is; set TPUKIT_NUM_HOSTS"),
+        ({}, "does not identify this host; set TPUKIT_NUM_HOSTS"),
         ({"TPUKIT_HOST_ID": "1"}, "not TPUKIT_NUM_HOSTS or TPUKIT_COORDINATOR; set all"),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, "not TPU_WORKER_ID"),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "one"}, "TPU_WORKER_ID is 'one'"),
@@ -147,7 +147,7 @@ def test_without_a_host_id_the_environment_says_it(variables, expected, monkeypa
 def test_no_host_id_anywhere_is_refused(monkeypatch):
     for name in ("TPUKIT_HOST_ID", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="host_id is None and the environment does not say"):
+    with pytest.raises(ConfigError, match="host_id is None, but the environment does not identify"):
         MultiHostConfig(num_hosts=8, host_id=None, coordinator_address="10.0.0.1:1234")
 
 

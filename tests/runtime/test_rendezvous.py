@@ -6,12 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from free_ports import free_port
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import CommunicationTimeout, TPUDistributedError
 from tpukit.runtime.address import Address, listen
-from tpukit.runtime.rendezvous import LONGEST_LINE_BYTES, Gathering, Hello, join
+from tpukit.runtime.multihost import LONGEST_LINE_BYTES, Gathering, Hello, report_to_host_0
 
 TIMEOUT_S = 10.0
 
@@ -22,10 +23,7 @@ def hello(host_id, num_hosts=2, jax_version="1.2.3"):
 
 @pytest.fixture
 def listener():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with listen(Address("127.0.0.1", port)) as listening:
+    with listen(Address("127.0.0.1", free_port())) as listening:
         yield listening
 
 
@@ -40,7 +38,9 @@ def gather(pool, listener, num_hosts, timeout_s=TIMEOUT_S):
 
 
 def joining(pool, listener, own, timeout_s=TIMEOUT_S):
-    return pool.submit(join, listener.getsockname(), own, timeout_s=timeout_s, retry_s=0.02)
+    return pool.submit(
+        report_to_host_0, listener.getsockname(), own, timeout_s=timeout_s, retry_s=0.02
+    )
 
 
 def test_all_hosts_go_at_once(pool, listener):
@@ -52,7 +52,7 @@ def test_all_hosts_go_at_once(pool, listener):
 def test_host_zero_may_come_last(pool, listener):
     address = listener.getsockname()
     listener.close()
-    other = pool.submit(join, address, hello(1), timeout_s=TIMEOUT_S, retry_s=0.02)
+    other = pool.submit(report_to_host_0, address, hello(1), timeout_s=TIMEOUT_S, retry_s=0.02)
     time.sleep(0.1)
     with listen(Address(*address)) as late:
         gather(pool, late, 2).result(TIMEOUT_S)
@@ -143,7 +143,7 @@ def test_someone_else_at_the_address(listener, answer, reason):
     server.start()
     try:
         with pytest.raises(CommunicationTimeout, match=reason):
-            join(listener.getsockname(), hello(1), timeout_s=0.3, retry_s=0.02)
+            report_to_host_0(listener.getsockname(), hello(1), timeout_s=0.3, retry_s=0.02)
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         server.join()
@@ -152,7 +152,7 @@ def test_someone_else_at_the_address(listener, answer, reason):
 def test_a_silent_service_cannot_hold_a_host(listener):
     started = time.monotonic()
     with pytest.raises(CommunicationTimeout, match=r"within 0.2 s \(no answer\)"):
-        join(listener.getsockname(), hello(1), timeout_s=0.2)
+        report_to_host_0(listener.getsockname(), hello(1), timeout_s=0.2)
     assert time.monotonic() - started < 2
 
 
@@ -162,7 +162,7 @@ def test_a_name_that_does_not_resolve(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     with pytest.raises(CommunicationTimeout, match="the name 'pod-0' does not resolve"):
-        join(("pod-0", 1), hello(1), timeout_s=0.1)
+        report_to_host_0(("pod-0", 1), hello(1), timeout_s=0.1)
     with pytest.raises(TPUDistributedError, match=r"'pod-0' does not resolve on this machine"):
         Address("pod-0", 1).resolved()
 

@@ -10,7 +10,7 @@ import pytest
 from tpukit.errors import ConfigError
 from tpukit.models import get_preset
 from tpukit.step import LearningRate, OptimizerSpec, Workload, build_optimizer
-from tpukit.step.optimizer.spec import (
+from tpukit.step.optimizer_spec import (
     MOMENT_DTYPES,
     OPTIMIZERS,
     state_bytes,
@@ -84,5 +84,5 @@ def test_what_does_not_exist_is_refused():
 
 
 def test_counting_needs_no_jax():
-    code = "import sys, tpukit.step.optimizer.spec; sys.exit('jax' in sys.modules)"
+    code = "import sys, tpukit.step.optimizer_spec; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tpukit.models.loss.loss import next_token_loss
+from tpukit.models.loss import next_token_loss
 from tpukit.models.presets import get_preset
 from tpukit.parallel.mesh.mesh import create_mesh
 from tpukit.step.placement import in_ring_order

@@ -122,12 +122,12 @@ def test_it_describes_itself():
     [
         ({"batch_size": None}, "a workload needs batch_size and sequence_length"),
         ({"microbatches": 3}, "microbatches=3 does not divide batch_size=8"),
-        ({"sequence_length": 500}, "sequence_length=500 is longer than 'tiny' takes"),
+        ({"sequence_length": 500}, "sequence_length=500 is longer than the limit of 'tiny'"),
         ({"batch": {}}, r"batch=\{\} has no entries"),
         ({"remat": "ful"}, "remat policy 'ful'"),
         (
             {"batch": {"x": jax.ShapeDtypeStruct((), jnp.int32)}},
-            "'x' has shape .* starts with the batch dimension",
+            "'x' has shape .* expected the batch dimension",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_errors_teach(changes, message):
 
 def test_a_batch_entry_without_its_batch_dimension_is_named():
     batch = {name: jax.ShapeDtypeStruct((size,), jnp.int32) for name, size in (("a", 8), ("b", 4))}
-    with pytest.raises(TPUModelError, match=r"'b' has shape \(4,\).*here 8"):
+    with pytest.raises(TPUModelError, match=r"'b' has shape \(4,\).*dimension 8"):
         TINY.replace(batch=batch)
 
 
@@ -183,7 +183,7 @@ def test_a_pipeline_keeps_patterns_whole():
     )
     work = Workload(config, batch_size=4, sequence_length=16, strategy="pipeline")
     mesh = abstract_mesh(mesh_shape=(2,), axis_names=("stage",))
-    with pytest.raises(ShardingError, match="'3 local, global', and 2 stages would not all hold"):
+    with pytest.raises(ShardingError, match="'3 local, global', but 2 stages would not all have"):
         work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
 
 
@@ -194,7 +194,7 @@ def test_a_pipeline_of_somebody_elses_model_is_refused():
     batch = {"x": jax.ShapeDtypeStruct((4, 4), jnp.float32)}
     work = Workload((init, lambda p, b: jnp.sum(b["x"])), batch=batch, strategy="pipeline")
     mesh = abstract_mesh(mesh_shape=(2,), axis_names=("stage",))
-    with pytest.raises(TPUModelError, match="has to know where a model's layers are"):
+    with pytest.raises(TPUModelError, match="needs the layers of a reference transformer"):
         work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
 
 

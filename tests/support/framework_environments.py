@@ -1,4 +1,4 @@
-"""Environments of other people's frameworks, made with pip when a test first wants one.
+"""Environments of other people's frameworks, made with uv when a test first wants one.
 
 They are kept in the cache folder, and have neither tpukit nor libtpu. Versions are those that were
 tried; jax is the version beside tpukit, so that the compiler pair is one that it was tried with.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.runtime.files import cache_folder, finish_folder, folder_beside
-from tpukit.runtime.toolchains.interpreters import find_interpreter
+from tpukit.runtime.toolchains.toolchain import find_interpreter
 
 PYTHON = "3.12"
 # MaxText's wheel names no dependencies of its own: these are what its trainer imports.
@@ -23,7 +23,16 @@ MAXTEXT = (
     *("google-cloud-monitoring", "google-api-python-client", "jinja2", "uvloop", "psutil"),
     *("grain[parquet]", "jaxtyping", "jsonlines", "ml-collections"),
     *("ml-goodput-measurement", "omegaconf", "optax", "orbax-checkpoint", "pathwaysutils"),
-    *("pillow", "pydantic", "qwix", "sentencepiece", "seqio", "tensorboardx", "tensorflow-cpu"),
+    *(
+        "pillow",
+        "pydantic",
+        "qwix",
+        "sentencepiece",
+        "seqio",
+        "sympy",
+        "tensorboardx",
+        "tensorflow-cpu",
+    ),
     *("tensorflow-datasets", "tensorflow-text", "tiktoken", "tokamax!=0.1.0", "transformers"),
 )
 REQUIREMENTS = {
@@ -53,9 +62,13 @@ def _make(name: str, place: Path, asked: tuple[str, ...]):
         pytest.skip(f"not installable here: {name} needs Python {PYTHON}")
     with folder_beside(place) as made:
         subprocess.run([base, "-m", "venv", made], check=True)
-        pip = [made / "bin" / "python", "-m", "pip", "install", "--no-input", "--quiet", *asked]
-        ended = subprocess.run(pip, capture_output=True, text=True)
-        if ended.returncode:
-            errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
-            pytest.skip(f"not installable here: {name}: {' '.join(errors)[:300]}")
+        python = made / "bin" / "python"
+        # uv resolves what Levanter requires in seconds; pip was still trying after 10 minutes.
+        for command in (
+            [python, "-m", "pip", "install", "--no-input", "--quiet", "uv"],
+            [python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *asked],
+        ):
+            ended = subprocess.run(command, capture_output=True, text=True)
+            if ended.returncode:
+                pytest.skip(f"not installable here: {name}: {ended.stderr.strip()[-300:]}")
         finish_folder(made, place)

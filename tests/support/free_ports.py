@@ -6,8 +6,11 @@ import socket
 
 
 def free_port():
-    """Return one below the range the kernel hands out: no test's connection takes it meanwhile."""
-    for port in random.sample(range(20_000, 32_000), 100):
+    """Return a port below the kernel's ephemeral range, which no connection of a test takes.
+
+    It is not drawn by `random`, which pytest-randomly seeds alike in every worker.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -19,6 +19,7 @@ READ = {
     "PYENV_ROOT": ".pyenv",
     "PIP_CONFIG_FILE": ".config/pip/pip.conf",
     "GIT_CONFIG_GLOBAL": ".gitconfig",
+    "RUSTUP_HOME": ".rustup",  # pip asks rustc for its version, which makes this folder
 }
 _WRITTEN = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from tpukit.observe.sources.libtpu_messages import SERVICE, message_class
+from tpukit.observe.sources.libtpu_grpc import SERVICE, message_class
 
 Build = Callable[[str], Any]
 MEMORY_TOTAL = "tpu.runtime.hbm.memory.total.bytes"

@@ -7,7 +7,7 @@ import jax
 from tpukit.capturing.running import SHIM
 
 sys.path.insert(0, str(SHIM))
-from tpukit_shim import evidence, survey  # noqa: F401
+from tpukit_shim import exporting, survey  # noqa: F401
 from tpukit_shim.programs import RecordedProgram
 
 sys.path.remove(str(SHIM))

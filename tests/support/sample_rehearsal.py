@@ -11,19 +11,15 @@ from tpukit.observe.runs.goodput import RunGoodput
 from tpukit.pods.causes import Cause, Ending
 from tpukit.pods.cost import CostReport
 from tpukit.pods.supervision.journal import Attempt, losses
-from tpukit.pods.supervision.outcome import Outcome
+from tpukit.pods.supervision.supervisor import Outcome
 from tpukit.records.ledger import Goodput
-from tpukit.rehearsal.goodput_model import InterruptedRun
-from tpukit.rehearsal.launched import LaunchedRun
 from tpukit.rehearsal.result import RehearsalResult
-from tpukit.rehearsal.scene import Moment
-from tpukit.rehearsal.stage import Played
+from tpukit.rehearsal.stage import Moment, Played
 from tpukit.rehearsal.stages.check import Check, RefusedJob
-from tpukit.rehearsal.stages.generate import Generate
-from tpukit.rehearsal.stages.launch import CalmRun
+from tpukit.rehearsal.stages.launch import CalmRun, LaunchedRun
 from tpukit.rehearsal.stages.monitor import Monitor
-from tpukit.rehearsal.stages.preempt import Preempt
-from tpukit.rehearsal.stages.resume import Resume
+from tpukit.rehearsal.stages.preempt import InterruptedRun, Preempt, Resume
+from tpukit.rehearsal.stages.quantize import Generate
 from tpukit.rehearsal.stand_in import StandIn
 
 BEGAN = 1_790_000_000.0

@@ -16,7 +16,7 @@ EXPECTED = (
     "the documents are not in this tree",
     # Environments of other versions of jax, which `make test-toolchains` makes.
     "no second toolchain here",
-    # Frameworks of other people, which slow tests install with pip.
+    # Frameworks of other people, which slow tests install with uv.
     "not installable here",
     "no environment with jax",
     "this machine has accelerators",

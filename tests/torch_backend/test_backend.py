@@ -181,10 +181,10 @@ class TestTPUErrorPaths:
     @pytest.mark.parametrize(
         ("model", "message"),
         [
-            (None, "takes an nn.Module, not NoneType"),
-            (lambda x: x, "takes an nn.Module, not function"),
+            (None, "expects an nn.Module, got NoneType"),
+            (lambda x: x, "expects an nn.Module, got function"),
             (nn.Linear, "got the class Linear; pass an instance"),
-            ("tiny", "takes an nn.Module, not str"),
+            ("tiny", "expects an nn.Module, got str"),
         ],
     )
     def test_what_is_no_model(self, backend, model, message):
@@ -195,9 +195,9 @@ class TestTPUErrorPaths:
 
     def test_doubles_are_narrowed_and_it_is_said(self, backend, caplog):
         backend.prepare_model(nn.Linear(2, 2).double())
-        assert "weight, bias: float64 is narrowed to float32" in caplog.text
+        assert "weight, bias: float64 becomes float32" in caplog.text
         backend.settings.enable_strict_validation = True
-        with pytest.raises(TPUValidationError, match=r"narrowed.*Strict validation refuses"):
+        with pytest.raises(TPUValidationError, match=r"becomes float32.*Strict validation refuses"):
             backend.prepare_model(nn.Linear(2, 2).double())
 
     def test_sparse_gradients(self, backend, caplog):
@@ -222,7 +222,7 @@ class TestTPUErrorPaths:
     def test_data_without_values_or_numbers(self, backend):
         with pytest.raises(TPUValidationError, match="meta device"):
             backend.prepare_data(torch.ones(2, device="meta"))
-        with pytest.raises(TPUValidationError, match="only numbers go to a device"):
+        with pytest.raises(TPUValidationError, match="expected numbers"):
             backend.prepare_data({"names": np.array(["a", "b"])})
 
     def test_a_missing_optimizer(self, backend, tmp_path):
@@ -236,7 +236,7 @@ class TestTPUErrorPaths:
         with pytest.raises(TPUCheckpointError, match="cannot be read"):
             backend.load_model(network(), tmp_path / "none.pth")
         (tmp_path / "empty").mkdir()
-        with pytest.raises(TPUCheckpointError, match="is no folder that save_model wrote"):
+        with pytest.raises(TPUCheckpointError, match="is not a folder of save_model"):
             backend.load_model(network(), tmp_path / "empty")
 
     def test_a_place_that_cannot_be_written(self, backend, tmp_path):
@@ -251,14 +251,14 @@ class TestTPUErrorPaths:
 
     def test_a_file_of_noise(self, backend, tmp_path):
         (tmp_path / "m.pth").write_bytes(b"noise" * 10)
-        with pytest.raises(TPUCheckpointError, match="is no safetensors file"):
+        with pytest.raises(TPUCheckpointError, match="is not a safetensors file"):
             backend.load_model(network(), tmp_path / "m.pth")
 
     def test_a_checkpoint_of_another_model_changes_nothing(self, backend, tmp_path):
         backend.save_model(network(), tmp_path / "m.pth")
         wider = nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2))
         before = copy.deepcopy(wider.state_dict())
-        with pytest.raises(TPUCheckpointError, match=r"has 0\.weight as \[8, 4\] and this model"):
+        with pytest.raises(TPUCheckpointError, match=r"has 0\.weight as \[8, 4\], but this model"):
             backend.load_model(wider, tmp_path / "m.pth")
         with pytest.raises(TPUCheckpointError, match="lacks bias, weight, unlike this Linear"):
             backend.load_model(nn.Linear(4, 8), tmp_path / "m.pth")
@@ -268,7 +268,7 @@ class TestTPUErrorPaths:
     def test_a_checkpoint_without_an_optimizer(self, backend, tmp_path):
         model = network()
         backend.save_model(model, tmp_path / "m.pth")
-        with pytest.raises(TPUCheckpointError, match="holds no optimizer"):
+        with pytest.raises(TPUCheckpointError, match="has no optimizer"):
             backend.load_model(
                 model,
                 tmp_path / "m.pth",
@@ -277,6 +277,6 @@ class TestTPUErrorPaths:
             )
 
     def test_metadata_that_is_no_plain_data(self, backend, tmp_path):
-        with pytest.raises(TPUCheckpointError, match="metadata holds something"):
+        with pytest.raises(TPUCheckpointError, match="metadata is not plain data"):
             backend.save_model(network(), tmp_path / "m.pth", metadata={"f": print})
         assert not list(tmp_path.iterdir())

@@ -34,12 +34,12 @@ def strict(**changes):
 
 class TestCompilerErrorPaths:
     def test_a_configuration_that_is_none(self):
-        with pytest.raises(ConfigError, match="not dict"):
+        with pytest.raises(ConfigError, match="got dict"):
             XLACompiler({"cache_max_size": 3})
 
     @pytest.mark.parametrize("model", [nn.Linear, torch.ones(2), lambda x: x, None])
     def test_what_is_no_module(self, model):
-        with pytest.raises(TPUValidationError, match=r"compile_model (takes|got)"):
+        with pytest.raises(TPUValidationError, match=r"compile_model (expects|got)"):
             XLACompiler().compile_model(model, torch.ones(2))
 
     def test_inputs_that_the_forward_does_not_take(self):
@@ -82,7 +82,7 @@ class TestCompilerErrorPaths:
         assert stats["traces"] == 2
 
     def test_an_output_that_cannot_leave_a_program(self):
-        with pytest.raises(TPUModelError, match="gives a Odd, whose tensors cannot leave"):
+        with pytest.raises(TPUModelError, match="returns a Odd, whose tensors cannot leave"):
             XLACompiler().compile_model(GivesAnObject(), torch.ones(2))
 
     def test_shapes_that_do_not_go_together(self):
@@ -101,7 +101,7 @@ class TestCompilerErrorPaths:
             match=r"Sequential took longer than 0.01 s and was stopped; raise .*timeout_seconds",
         ):
             compiler.compile_model(nn.Sequential(*layers), torch.ones(3, 8))
-        assert not children_running("tpukit.torch.compiling.worker")
+        assert not children_running("tpukit.torch.compiling.building")
         assert compiler.get_compilation_stats()["compilation_cache"]["size"] == 0
 
     def test_strict_validation_makes_an_error_of_another_shape(self):
@@ -113,22 +113,22 @@ class TestCompilerErrorPaths:
         assert compiled(torch.ones(3, 2)).shape == (3, 2)
 
     def test_strict_validation_makes_an_error_of_narrowing(self):
-        with pytest.raises(TPUValidationError, match=r"in 32 bits, and torch\.float64 has 64"):
+        with pytest.raises(TPUValidationError, match=r"in 32 bits, but torch\.float64 has 64"):
             strict().compile_model(nn.Identity(), torch.ones(2, dtype=torch.float64))
-        with pytest.raises(TPUValidationError, match=r"in 32 bits, and weight, bias has 64"):
+        with pytest.raises(TPUValidationError, match=r"in 32 bits, but weight, bias has 64"):
             strict().compile_model(nn.Linear(2, 2).double(), torch.ones(2))
 
     def test_without_it_narrowing_is_a_warning(self, caplog):
         compiled = XLACompiler().compile_model(nn.Identity())
         assert compiled(torch.ones(2, dtype=torch.float64)).dtype == torch.float32
-        assert "computes in 32 bits, and torch.float64 has 64" in caplog.text
+        assert "computes in 32 bits, but torch.float64 has 64" in caplog.text
 
     @pytest.mark.parametrize(
         ("sample", "message"),
         [
             ((), "the sample has none"),
-            ({"input": [torch.ones(2)]}, "the sample has input, which holds several"),
-            ((torch.ones(2), torch.ones(2)), "takes no such inputs"),
+            ({"input": [torch.ones(2)]}, "the sample has input, a container of several"),
+            ((torch.ones(2), torch.ones(2)), "does not accept these inputs"),
         ],
     )
     def test_a_sample_that_is_no_batch(self, sample, message):
@@ -153,5 +153,5 @@ class TestCompilerErrorPaths:
 
         monkeypatch.setattr(building, "_choose", lambda operations, timeout_s: "thread")
         compiler = XLACompiler(KernelPyTorchConfig(compilation_timeout_seconds=1e-4))
-        with pytest.raises(XLACompilationError, match=r"0\.0001 s and is not waited for.*cannot"):
+        with pytest.raises(XLACompilationError, match=r"0\.0001 s and is still running .* cannot"):
             compiler.compile_model(nn.Sequential(nn.Linear(9, 9), nn.Dropout()), torch.ones(5, 9))

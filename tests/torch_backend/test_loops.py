@@ -187,7 +187,7 @@ def test_what_is_said_of_other_optimizers(backend):
     model = backend.prepare_model(nn.Linear(2, 2))
     with pytest.raises(TPUOptimizationError, match="RMSprop has no exact counterpart"):
         backend.train_step(model, None, torch.optim.RMSprop(model.parameters()))
-    with pytest.raises(TPUOptimizationError, match="not one of Linear's"):
+    with pytest.raises(TPUOptimizationError, match="not in Linear"):
         backend.train_step(model, None, torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1))
 
     class Own(torch.optim.SGD):
@@ -200,9 +200,9 @@ def test_what_is_said_of_other_optimizers(backend):
 def test_a_model_without_a_loss(backend):
     model = backend.prepare_model(nn.Linear(2, 2))
     step = backend.train_step(model, None, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(TPUModelError, match="gives no scalar loss by itself"):
+    with pytest.raises(TPUModelError, match="returns no scalar loss"):
         step(torch.ones(8, 2))
-    with pytest.raises(TPUValidationError, match="this batch holds none"):
+    with pytest.raises(TPUValidationError, match="this batch has none"):
         step(3)
 
 
@@ -223,7 +223,10 @@ class WritesToItsInput(nn.Module):
 
 @pytest.mark.parametrize(
     ("build", "message"),
-    [(Branching, r"branches on the value.*test_loops\.py"), (WritesToItsInput, "into its input")],
+    [
+        (Branching, r"branches on the value.*test_loops\.py"),
+        (WritesToItsInput, "changes its input"),
+    ],
 )
 def test_what_cannot_be_a_program_stays_plain_torch_and_says_why(backend, build, message):
     torch.manual_seed(0)

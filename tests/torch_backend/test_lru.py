@@ -78,13 +78,6 @@ class AgainstAList(RuleBasedStateMachine):
         self.now += seconds
 
     @rule()
-    def drop_old(self):
-        old = [one for one in self.truth if self.is_old(one)]
-        assert self.cache.drop_old() == len(old)
-        self.truth = [one for one in self.truth if one not in old]
-        self.expire(old)
-
-    @rule()
     def clear(self):
         self.cache.clear()
         self.truth = []

@@ -13,10 +13,9 @@ from torch import nn
 from tpukit.errors import TPUOptimizationError, TPUValidationError
 from tpukit.hardware.target import target_chip
 from tpukit.models.remat.policy import NO_REMAT, RematPolicy
-from tpukit.torch import KernelPyTorchConfig, TPUOptimizer
+from tpukit.torch import KernelPyTorchConfig, TPUOptimizer, optimizing
 from tpukit.torch.border import ModuleProgram
-from tpukit.torch.optimization import levels
-from tpukit.torch.optimization.measuring import gradient_program
+from tpukit.torch.optimizing import gradient_program
 from tpukit.torch.prepared import link_of, prepare
 
 pytestmark = pytest.mark.xdist_group("test_optimization")  # they share what is made once
@@ -276,8 +275,8 @@ class TestWrongInput:
         ("sample", "message"),
         [
             (torch.ones(2, 3), "cannot be called on sample_inputs: mat1 and mat2"),
-            ("a sentence", "holds no tensor, it is str"),
-            (None, "holds no tensor, it is NoneType"),
+            ("a sentence", "has no tensor, it is str"),
+            (None, "has no tensor, it is NoneType"),
             ({"wrong": torch.ones(2, 4)}, "cannot be called on sample_inputs"),
         ],
     )
@@ -287,7 +286,7 @@ class TestWrongInput:
         assert result.level == "none"
         assert result.optimized_model is model
         assert result.numerical_error is None
-        assert "Nothing was optimised" in caplog.text
+        assert "Nothing was optimized" in caplog.text
         with pytest.raises(TPUValidationError, match=message):
             optimizer(enable_strict_validation=True).optimize(model, sample)
 
@@ -305,8 +304,8 @@ class TestWrongInput:
         assert "branches on the value" in result.changes[0]
 
     def test_numbers_that_differ_by_too_much(self, monkeypatch, caplog):
-        tight = levels.Level("aggressive", "all", True, True, True, tolerance=1e-9)
-        monkeypatch.setitem(levels.LEVELS, "aggressive", tight)
+        tight = optimizing.Level("aggressive", "all", True, True, True, tolerance=1e-9)
+        monkeypatch.setitem(optimizing.LEVELS, "aggressive", tight)
         model, sample = nn.Linear(64, 2), torch.randn(2, 64)
         assert optimizer().optimize(model, sample, "aggressive").level == "aggressive"
         assert "differs from the original by" in caplog.text

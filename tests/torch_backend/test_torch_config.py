@@ -57,5 +57,5 @@ def test_either_kind_of_configuration_is_taken():
     config = TPUConfig(tpu_version="v4", memory_fraction=0.5)
     assert tpu_settings(config).memory_fraction == 0.5
     assert tpu_settings(None).gradient_checkpointing is True
-    with pytest.raises(ConfigError, match="not dict"):
+    with pytest.raises(ConfigError, match="got dict"):
         tpu_settings({})

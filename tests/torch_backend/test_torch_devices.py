@@ -124,5 +124,5 @@ def test_an_installed_torch_tpu_is_seen_and_not_imported(tmp_path):
     assert ran.returncode == 0, ran.stderr
     first, alone, on_tpu = ran.stdout.splitlines()
     assert first == "True torchax False"
-    assert "does nothing without a TPU" in alone
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out" in on_tpu
+    assert "needs a TPU" in alone
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set" in on_tpu

@@ -169,7 +169,7 @@ def test_the_plan_says_all_that_decides_a_step(builder, tmp_path):
     assert plan["flags"]
     assert all(name in plan["environment"]["LIBTPU_INIT_ARGS"] for name in plan["flags"])
     assert plan["versions"]["torch"] == torch.__version__
-    assert any("tried on CPU only" in note for note in plan["notes"])
+    assert any("tested on CPU only" in note for note in plan["notes"])
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_placements_as_dtensor_writes_them(spec, expected):
 def test_what_cannot_be_handed_over_is_refused(builder, tmp_path):
     with pytest.raises(TPUValidationError, match="another order"):
         dtensor_placements(PartitionSpec(("tensor", "fsdp")), 1, ("fsdp", "tensor"))
-    with pytest.raises(ConfigError, match="given in Python"):
+    with pytest.raises(ConfigError, match="a Python object"):
         write_handover(Job(model=nn.Linear(2, 2), **SHAPE), tmp_path)
-    with pytest.raises(TPUModelError, match="hand-over is for PyTorch modules"):
+    with pytest.raises(TPUModelError, match="needs a PyTorch module"):
         write_handover(Job(model="tiny", **SHAPE), tmp_path)
     with pytest.raises(TPUValidationError, match="no pipeline stages"):
         write_handover(job_of(builder, mesh="stage=2,fsdp=4"), tmp_path)
@@ -198,7 +198,7 @@ def test_what_cannot_be_handed_over_is_refused(builder, tmp_path):
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [(["tiny"], "hand-over is for PyTorch"), (["f.py:f", "--arg", "f32[2]"], "a bare function")],
+    [(["tiny"], "needs a PyTorch module"), (["f.py:f", "--arg", "f32[2]"], "a bare function")],
 )
 def test_the_command_refuses_before_it_compiles(tmp_path, typed, said):
     words = ["check", *typed, "--on", "v6e-4", "--handover", str(tmp_path / "handover")]

@@ -14,9 +14,8 @@ from tpukit import Job
 from tpukit.checker.next_command import next_command
 from tpukit.cli.app import app
 from tpukit.errors import TPUModelError
-from tpukit.job.model_source import load_model, model_fingerprint
+from tpukit.job.model_source import MEAN_LOSS, is_torch_source, load_model, model_fingerprint
 from tpukit.job.step import build_step
-from tpukit.job.torch_source import MEAN_LOSS, is_torch_source
 from tpukit.planner.search.subject import read_subject
 from tpukit.step import Workload
 from tpukit.step.traced_flops import model_flops
@@ -146,7 +145,7 @@ def test_a_workload_of_a_module_is_taken_as_it_is(folder):
     [
         ("number", "returned an int; --torch takes a function that returns an nn.Module"),
         ("nothing", "returned None"),
-        ("no_tensor", "gives input as a str"),
+        ("no_tensor", "returns a str as input 'input'"),
         ("fails", r"raised KeyError: 'q' \(builders.py:\d+: raise"),
     ],
 )

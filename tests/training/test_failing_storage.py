@@ -11,8 +11,8 @@ import pytest
 from free_ports import free_port
 from small_disk import may_mount, on_small_disk
 
+from tpukit.exit_codes import ExitCode
 from tpukit.records.events import Event, good_saves
-from tpukit.runtime.exit_codes import ExitCode
 
 WORKER = Path(__file__).with_name("trainer_worker.py")
 STEPS = 12

@@ -156,7 +156,7 @@ def test_a_host_that_lost_its_peer_ends_at_once_with_its_own_code(tmp_path, toke
         hosts[1].communicate()
         _, errors = hosts[0].communicate(timeout=60)
         assert hosts[0].returncode == ExitCode.PEER_LOST, errors
-        assert "another process is gone" in errors
+        assert "another process has ended" in errors
         address = f"127.0.0.1:{free_port()}"
         left_at = len(read_metrics(tmp_path / "run"))
         hosts = [command(tmp_path, token_file, host, address, left_at + 5) for host in range(2)]

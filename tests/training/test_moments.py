@@ -14,10 +14,9 @@ from tpukit.hardware.formats import INT8, UINT8
 from tpukit.hardware.stored_formats import MOMENT_FORMATS
 from tpukit.models import get_preset
 from tpukit.parallel import abstract_mesh, activation_rules
-from tpukit.step import OptimizerSpec, build_optimizer
-from tpukit.step.optimizer import moments
-from tpukit.step.optimizer.moments import _thresholds, decode, encode, scale_by_int8_adam
-from tpukit.step.optimizer.spec import state_bytes
+from tpukit.step import OptimizerSpec, build_optimizer, int8_adam
+from tpukit.step.int8_adam import _thresholds, decode, encode, scale_by_int8_adam
+from tpukit.step.optimizer_spec import state_bytes
 from tpukit.step.workload import Workload
 from tpukit.training import TPUCheckpointer
 
@@ -212,7 +211,7 @@ def test_moments_lie_where_their_parameters_do(runs):
 
 
 def test_other_optimizers_refuse():
-    with pytest.raises(ConfigError, match="'int8' is for adamw, and the optimizer is lion"):
+    with pytest.raises(ConfigError, match="'int8' works with adamw, but the optimizer is lion"):
         OptimizerSpec(name="lion", moment_dtype="int8")
 
 
@@ -241,7 +240,7 @@ def test_the_thresholds_of_an_element_are_spread_as_evenly_as_can_be(count):
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("shape", "is_stack"), [((4, 6, 300), True), ((6, 300), False)])
 def test_only_stacks_are_updated_in_a_loop_and_not_on_a_gpu(monkeypatch, shape, is_stack, on_gpu):
-    monkeypatch.setattr(moments, "on_one_gpu", lambda: on_gpu)
+    monkeypatch.setattr(int8_adam, "on_one_gpu", lambda: on_gpu)
     optimizer, gradient = scale_by_int8_adam(), jnp.ones(shape)
     program = jax.make_jaxpr(optimizer.update)(gradient, optimizer.init(gradient))
     loops = {"while", "scan"} & {equation.primitive.name for equation in program.eqns}

@@ -1,7 +1,10 @@
 """What a step and its compile do differently on a GPU and on a CPU, decided without a GPU."""
 
+import contextlib
+
 import jax
 import pytest
+from jax._src import distributed
 
 from tpukit.job import Job, build_step
 from tpukit.step import workload
@@ -34,3 +37,15 @@ def test_devices_that_share_a_cpu_keep_the_order_of_collectives(monkeypatch, dev
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
     shared = recompile.SHARED_CPU_OPTIONS if devices > 1 else None
     assert recompile.compiler_options() == shared
+
+
+@pytest.mark.parametrize(("processes", "inside"), [(4, 0), (1, 3)])
+def test_every_process_of_several_counts_as_the_first_while_it_compiles(
+    monkeypatch, processes, inside
+):
+    monkeypatch.setattr(distributed.global_state, "process_id", 3)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with contextlib.suppress(ValueError), recompile.keeping_own_programs():
+        assert distributed.global_state.process_id == inside
+        raise ValueError
+    assert distributed.global_state.process_id == 3

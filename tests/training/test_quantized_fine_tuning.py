@@ -112,7 +112,7 @@ def test_a_rounded_base_takes_the_bytes_of_its_format():
 
 def test_an_export_says_that_it_widens(small, tmp_path):
     written = export_run(small, tmp_path / "wide")
-    assert any("widened to" in note for note in written.notes)
+    assert any("dequantized to" in note for note in written.notes)
     before = sum(file.stat().st_size for file in small.iterdir())
     assert written.size_bytes > before
     again = export_run(tmp_path / "wide", tmp_path / "again")

@@ -20,7 +20,7 @@ def test_eight_bits_are_put_into_reference_models(model, precision):
     found = in_precision(model, precision, None)
     config = found.model.config if isinstance(model, Workload) else found.model
     assert (config.matmul, config.dtype) == (precision, "bfloat16")
-    assert "imitated on cpu" in found.note
+    assert "emulated on cpu" in found.note
     back = in_precision(found.model, "float32", "bfloat16")
     config = back.model.config if isinstance(model, Workload) else back.model
     assert (config.matmul, config.dtype, back.note) == ("dtype", "float32", None)
@@ -57,5 +57,5 @@ def test_ones_own_model_is_cast_from_outside_or_refused():
     assert found.model is own
     assert found.options == {"compute_dtype": "bfloat16", "param_dtype": "bfloat16"}
     for precision in ("float8", "int8"):
-        with pytest.raises(TPUModelError, match=rf"product_in\(.{precision}., x, weight\)"):
+        with pytest.raises(TPUModelError, match=rf"matmul_in_format\(.{precision}., x, weight\)"):
             in_precision(own, precision, None)

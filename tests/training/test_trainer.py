@@ -414,7 +414,7 @@ def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp
         table_trainer(**saved).train(tokens, 8, batch_size=4, sequence_length=16)
     with pytest.raises(TPUValidationError, match="seed was 0, is 1"):
         table_trainer(seed=1, **saved).train(tokens, 8, **SHAPE)
-    with pytest.raises(TPUValidationError, match="another run: the data have another content"):
+    with pytest.raises(TPUValidationError, match="another run: the data differ"):
         table_trainer(**saved).train(tokens[:4000], 8, **SHAPE)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     other = table_trainer(
@@ -427,7 +427,7 @@ def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp
         other.train(lambda: bad_batches(99), 8)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "thesis.txt").write_text("years of work")
-    with pytest.raises(TPUValidationError, match="holds files but no run"):
+    with pytest.raises(TPUValidationError, match="contains files but no run"):
         table_trainer(run_dir=str(tmp_path / "files")).train(tokens, 1, **SHAPE)
 
 
@@ -521,7 +521,9 @@ def test_refuses_incomplete_orders(table_trainer, tokens):
         TPUTrainer(model="tiny", learning_rate=0.1)
     with pytest.raises(ConfigError, match=r"no argument 'remaat'\. Did you mean 'remat'"):
         TPUTrainer(model="tiny", remaat="full")
-    with pytest.raises(TPUValidationError, match=r"a list gave 5, which is no batch; .*np.array"):
+    with pytest.raises(
+        TPUValidationError, match=r"a list yielded 5, which is not a batch.*np.array"
+    ):
         table_trainer().train([5, 6, 7], 1, **SHAPE)
     with pytest.raises(ConfigError, match="give one"):
         table_trainer().train(tokens, 1, 4, 16, batch_size=4)

@@ -30,7 +30,7 @@ ROOMS: dict[str, Room] = {
         (
             f"{PACKAGE}/planner/cost/*.py",
             f"{PACKAGE}/planner/search/objectives.py",
-            f"{PACKAGE}/planner/search/scoring.py",
+            f"{PACKAGE}/planner/cost/scoring.py",
             f"{PACKAGE}/planner/serving.py",
         ),
         ("tests/planner",),
@@ -40,17 +40,8 @@ ROOMS: dict[str, Room] = {
         (
             *(
                 f"{PACKAGE}/compiler/timeline/{name}.py"
-                for name in (
-                    "kernels",
-                    "machine",
-                    "network",
-                    "simulate",
-                    "simulation_state",
-                    "work",
-                )
+                for name in ("kernels", "machine", "network", "simulate")
             ),
-            f"{PACKAGE}/compiler/bundles/calibration.py",
-            f"{PACKAGE}/compiler/bundles/transfers.py",
             f"{PACKAGE}/compiler/bundles/trace.py",
         ),
         (
@@ -74,7 +65,7 @@ ROOMS: dict[str, Room] = {
         0.95,
     ),
     "optimizer": Room(
-        (f"{PACKAGE}/step/optimizer/*.py",),
+        (f"{PACKAGE}/step/optimizer*.py", f"{PACKAGE}/step/int8_adam.py"),
         (
             "tests/step/test_optimizer.py",
             "tests/step/test_optimizer_states.py",
@@ -83,7 +74,7 @@ ROOMS: dict[str, Room] = {
         0.95,
     ),
     "data": Room(
-        (f"{PACKAGE}/hardware/data/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
+        (f"{PACKAGE}/hardware/data/**/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
         (
             "tests/hardware",
             "tests/benchmarks/test_kernel_rates.py",

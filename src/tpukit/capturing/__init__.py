@@ -1,1 +1,1 @@
-"""Any jax program, unmodified: run as if it were on a slice, its step recorded instead of run."""
+"""Run an unmodified jax program as if on a slice, and record its training step."""

@@ -1,4 +1,4 @@
-"""What a capture recorded: the programs of one step, and what was seen on the way to it."""
+"""The result of a capture: the programs of one step, and observations on the way to it."""
 
 import hashlib
 import json
@@ -60,14 +60,14 @@ class CapturedProgram:
     """A program of the step, lowered for TPU.
 
     Attributes:
-        program: What the compiler takes.
+        program: The lowered program.
         calls: How often one step calls it.
-        about: What the list of programs shows of it.
+        about: Its row in the list of programs.
         argument_types: The type of each argument, such as "f32[4096,14336]".
         argument_specs: The sharding of each argument, as jax writes it.
-        state: Arguments that the program gives back in the same shape.
+        state: Arguments that the program returns in the same shape.
         open_loops: Loops without a constant length.
-        source_lines: Whether the user's lines are known to the compiler.
+        source_lines: Whether the program has the user's line numbers.
         evidence: Places of defects that the jaxpr shows; see `find_evidence` of the shim.
     """
 
@@ -105,8 +105,8 @@ class Captured:
         slice: The slice it ran for.
         programs: The programs of one step, in the order of their first call.
         listed: All programs that were recorded.
-        command: What was run.
-        versions: Of jax and Python in the user's environment.
+        command: The command that was run.
+        versions: Versions of jax and Python in the user's environment.
         processes: Processes of the slice; the program ran as the first of them.
         libtpu_init_args: The compiler flags that the program set for itself.
         reads: Lines that read the value of a recorded array, which is zero: "read" or "decided".
@@ -135,10 +135,10 @@ class Captured:
     @property
     def by_flops(self) -> list[CapturedProgram]:
         """The programs of one step, the heaviest first."""
-        return sorted(self.programs, key=lambda one: -one.about.flops)
+        return sorted(self.programs, key=lambda program: -program.about.flops)
 
     def moved_to(self, target: Slice) -> "Captured":
-        """Return the capture for another slice, where the program would be the same there.
+        """Return the capture for another slice, if the program would be the same there.
 
         Raises:
             CaptureError: The program has a mesh, or kernels for the chip that it saw.
@@ -146,17 +146,17 @@ class Captured:
         if target == self.slice:
             return self
         again = f"capture it again with --on {target} -- COMMAND."
-        for one in self.programs:
-            axes = ", ".join(f"{name}={size}" for name, size in one.program.facts.mesh_axes)
+        for program in self.programs:
+            axes = ", ".join(f"{name}={size}" for name, size in program.program.facts.mesh_axes)
             if axes:
                 raise CaptureError(
-                    f"{one.name} was captured for {self.slice} with a mesh of {axes} over its "
+                    f"{program.name} was captured for {self.slice} with a mesh of {axes} over its "
                     f"devices, and the program would build another one on {target}; {again}"
                 )
-            if one.about.kernels and target.chip != self.slice.chip:
+            if program.about.kernels and target.chip != self.slice.chip:
                 raise CaptureError(
-                    f"{one.name} was captured for {self.slice}, and its kernels "
-                    f"({', '.join(one.about.kernels)}) were traced for {self.slice.chip.name}; "
+                    f"{program.name} was captured for {self.slice}, but its kernels "
+                    f"({', '.join(program.about.kernels)}) were traced for {self.slice.chip.name}; "
                     f"{again}"
                 )
         note = (
@@ -166,7 +166,7 @@ class Captured:
         return replace(self, slice=target, notes=(*self.notes, note))
 
     def request(self, program: CapturedProgram, options: Mapping[str, Any]) -> CompileRequest:
-        """Return the compile of one program for the slice.
+        """Return the compile request of one program for the slice.
 
         Raises:
             MeshError: The program spans some devices of the slice, but not all and not one.
@@ -183,10 +183,10 @@ class Captured:
 
 
 def read_capture(folder: Path) -> Captured:
-    """Read what a capture left in a folder.
+    """Read the capture in a folder.
 
     Raises:
-        CaptureError: The folder has no whole capture, or one of another format.
+        CaptureError: The folder has no complete capture, or one of another format.
     """
     try:
         data = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -198,8 +198,8 @@ def read_capture(folder: Path) -> Captured:
             )
         return Captured(
             slice=Slice.parse(settings["on"]),
-            programs=tuple(_program(one, folder, data["jax"]) for one in data["programs"]),
-            listed=tuple(_listed(one) for one in data["listed"]),
+            programs=tuple(_program(program, folder, data["jax"]) for program in data["programs"]),
+            listed=tuple(_listed(program) for program in data["listed"]),
             command=tuple(settings["command"]),
             versions={"jax": data["jax"], "python": data["python"]},
             processes=data["processes"],

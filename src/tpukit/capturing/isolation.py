@@ -1,8 +1,7 @@
 """Start a command without a network: `python isolation.py COMMAND …`.
 
-The command gets a network namespace of its own, in which only loopback exists. Where the kernel
-does not allow that, the command starts with a variable that makes the capture refuse connections
-from Python code instead.
+The command gets its own network namespace, which has only loopback. If the kernel does not allow
+that, a variable makes the capture refuse connections from Python code instead.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ REFUSE_IN_PYTHON = "TPUKIT_CAPTURE_OFFLINE"
 
 
 def leave_network() -> bool:
-    """Move this process into a network namespace of its own; return whether that was allowed."""
+    """Move this process into its own network namespace; return whether that was allowed."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
         user, group = os.getuid(), os.getgid()
@@ -43,7 +42,7 @@ def _write(path: str, text: str) -> None:
 
 
 def main() -> None:
-    """Leave the network, then become the command."""
+    """Leave the network, then replace this process by the command."""
     command = sys.argv[1:]
     if not leave_network():
         os.environ[REFUSE_IN_PYTHON] = "1"

@@ -1,8 +1,8 @@
-"""Run the user's command with the capture loaded, and read what it recorded.
+"""Run the user's command with the capture loaded, and read the recording.
 
-The command runs in a session of its own, without a network unless that is asked for, and is ended
-with everything it started. It needs neither tpukit nor libtpu in its environment: the files it
-loads are linked into a temporary folder that comes first in PYTHONPATH.
+The command runs in its own session, without a network unless requested, and is killed with all its
+children. It needs neither tpukit nor libtpu in its environment: the files it loads are linked into
+a temporary folder that comes first in PYTHONPATH.
 """
 
 import importlib.util
@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..runtime.child import ChildError, run_in_group
 from ..runtime.files import finish_folder, folder_beside, temporary_folder
 from ..runtime.progress import Progress, silent
 from . import isolation
-from .captured import FORMAT, RESULT, SETTINGS, Captured, read_capture
+from .captured import FORMAT, RESULT, SETTINGS, Captured, ListedProgram, read_capture
 from .topology import devices_of_slice
 
 DEFAULT_TIMEOUT_S = 900.0
@@ -55,7 +56,7 @@ def run_captured(
         program: The name of the jitted function to capture instead of the training step.
         network: Whether the command may reach other machines, for data in a bucket.
         timeout_s: The command is killed after this long.
-        keep: A folder that keeps the capture.
+        keep: Folder to keep the capture in.
         progress: Called with each stage as it is reached.
 
     Raises:
@@ -63,12 +64,12 @@ def run_captured(
     """
     target = Slice.parse(on) if isinstance(on, str) else on
     if not command:
-        raise CaptureError("there is no command behind --; write it as you would type it.")
+        raise CaptureError("there is no command after --; write it as you would type it.")
     if shutil.which(command[0]) is None:
-        raise CaptureError(f"{command[0]!r} is no command here; is its environment active?")
+        raise CaptureError(f"{command[0]!r} is not a command here; activate its environment.")
     if keep is not None and keep.is_dir() and any(keep.iterdir()) and not (keep / RESULT).is_file():
         raise CaptureError(
-            f"{keep} contains something other than a capture, and is not replaced; name another "
+            f"{keep} contains something other than a capture, so it is not replaced; name another "
             "folder with --keep."
         )
     with temporary_folder("tpukit-capture-") as folder:
@@ -91,18 +92,18 @@ def run_captured(
 
 
 def capture_settings(target: Slice, folder: Path, *, program: str | None = None) -> dict[str, Any]:
-    """Return what the capture in the user's process has to know.
+    """Return the settings for the capture in the user's process.
 
-    `jax.devices()` lists the devices of one process after those of another: jax's own
-    multihost_utils cuts that list into processes. On wide topologies ids have another order.
+    `jax.devices()` lists the devices process by process, and jax's own multihost_utils splits that
+    list by process. On wide topologies the device ids have another order.
     """
-    devices = [{**one, "id": number} for number, one in enumerate(devices_of_slice(target))]
-    devices.sort(key=lambda one: (one["process"], one["id"]))
+    devices = [{**device, "id": number} for number, device in enumerate(devices_of_slice(target))]
+    devices.sort(key=lambda device: (device["process"], device["id"]))
     chip = target.chip
     memory = chip.per_device(chip.hbm_usable_bytes).value
     return {
         "folder": str(folder),
-        "devices": [{k: v for k, v in one.items() if k != "kind"} for one in devices],
+        "devices": [{k: v for k, v in device.items() if k != "kind"} for device in devices],
         "kind": devices[0]["kind"],
         "hbm_bytes": int(memory or 0),
         "program": program,
@@ -111,7 +112,7 @@ def capture_settings(target: Slice, folder: Path, *, program: str | None = None)
 
 
 def _keep(folder: Path, keep: Path) -> None:
-    """Copy a capture to the place where it stays, instead of an earlier one."""
+    """Copy a capture to its permanent folder, replacing an earlier one."""
     with folder_beside(keep) as made:
         left = shutil.ignore_patterns("site", "log.txt")
         shutil.copytree(folder, made, ignore=left, dirs_exist_ok=True)
@@ -122,9 +123,9 @@ def _environment(folder: Path, *, network: bool) -> dict[str, str]:
     site = folder / "site"
     lent = site / "lent"
     lent.mkdir(parents=True)
-    for one in SHIM.iterdir():
-        if one.name != "__pycache__":
-            (site / one.name).symlink_to(one)
+    for file in SHIM.iterdir():
+        if file.name != "__pycache__":
+            (site / file.name).symlink_to(file)
     writer = importlib.util.find_spec("flatbuffers")
     if writer is not None and writer.origin:
         (lent / "flatbuffers").symlink_to(Path(writer.origin).parent)
@@ -195,17 +196,17 @@ def _refuse_failed(folder: Path, code: int) -> None:
 
 
 def refuse_failure(failure: str, more: str = "") -> None:
-    """Raise what kept a program from its step.
+    """Raise the error that kept a program from reaching its step.
 
     Raises:
-        CaptureError: There is such a reason.
+        CaptureError: `failure` is not empty.
     """
     if failure:
         raise CaptureError(f"the program ended before its step: {failure}.{more}")
 
 
-def _nothing(listed: Sequence[Any], program: str | None) -> str:
-    names = sorted({one.name for one in listed})
+def _nothing(listed: Sequence[ListedProgram], program: str | None) -> str:
+    names = sorted({recorded.name for recorded in listed})
     if program is not None:
         return (
             f"the program ended without a jitted function called {program!r}; it compiled "
@@ -215,3 +216,52 @@ def _nothing(listed: Sequence[Any], program: str | None) -> str:
         "the program ended, and no jitted function of it was large enough to be recorded; "
         "name one with --program, or give it the sizes of the real run."
     )
+
+
+@contextmanager
+def captured_block(target: Slice, program: str | None, found: list[Captured]) -> Generator[None]:
+    """Record the large programs of a block; the capture is appended to `found` at its end.
+
+    Raises:
+        CaptureError: Nothing was recorded in the block.
+    """
+    with temporary_folder("tpukit-capture-") as folder:
+        settings = {**capture_settings(target, folder, program=program), "leave_by_exception": True}
+        about = {"format": FORMAT, "on": str(target), "command": sys.argv, "state": settings}
+        (folder / SETTINGS).write_text(json.dumps(about), encoding="utf-8")
+        with _prepared(settings) as reached, suppress(reached):
+            yield
+        if not (folder / RESULT).exists():
+            raise CaptureError(
+                "nothing large was compiled in the block; call the training step in it, with the "
+                "sizes of the real run."
+            )
+        refuse_failure(json.loads((folder / RESULT).read_text(encoding="utf-8"))["failure"])
+        found.append(read_capture(folder))
+
+
+@contextmanager
+def _prepared(settings: Mapping[str, Any]) -> Generator[type[BaseException]]:
+    """Prepare this process like a captured one, and restore everything afterwards."""
+    import jax
+    from jax.extend.backend import clear_backends
+
+    sys.path.insert(0, str(SHIM))
+    try:
+        from tpukit_shim import settings as shim_settings  # pyright: ignore
+        from tpukit_shim import start  # pyright: ignore
+    finally:
+        sys.path.remove(str(SHIM))
+    kept = ("jax_platforms", "jax_num_cpu_devices")
+    before = {name: getattr(jax.config, name) for name in kept if hasattr(jax.config, name)}
+    jax.clear_caches()
+    clear_backends()
+    recorder = start.start_capture(shim_settings.CaptureState(**settings))
+    try:
+        yield start.StepReached
+        start.finish_block(recorder)
+    finally:
+        start.end_capture()
+        clear_backends()
+        for name, value in before.items():
+            jax.config.update(name, value)

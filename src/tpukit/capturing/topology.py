@@ -1,6 +1,7 @@
-"""The devices of a slice as libtpu describes them: what a program on that slice would see.
+"""The devices of a slice as libtpu describes them, which a program on that slice would see.
 
-libtpu runs in a child. Its answer for a slice never changes, so it is kept with the compiles.
+libtpu runs in a child process. Its answer for a slice never changes, so it is cached with the
+compiles.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ def devices_of_slice(target: Slice) -> list[dict[str, Any]]:
     """Return kind, coordinates, core, slice and process of each device, in the order of their ids.
 
     Raises:
-        ChildError: libtpu does not know the topology.
+        ChildError: libtpu does not support the topology.
         MissingExtraError: libtpu is not installed.
     """
     request = {"topology": target.libtpu_topology, "topology_options": dict(target.libtpu_options)}
@@ -46,7 +47,7 @@ def _describe(request: dict[str, Any]) -> dict[str, Any]:
                 "slice": getattr(device, "slice_index", 0) or 0,
                 "process": device.process_index,
             }
-            for device in sorted(topology.devices, key=lambda one: one.id)
+            for device in sorted(topology.devices, key=lambda device: device.id)
         ]
     }
 

@@ -1,1 +1,1 @@
-"""The verdict on a job before chips are rented: does it fit, how long is a step."""
+"""Check with the TPU compiler, without a TPU, whether a job fits and how long a step takes."""

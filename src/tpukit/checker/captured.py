@@ -1,4 +1,4 @@
-"""The verdict on a captured program: the same answers as for a job, from the user's own step."""
+"""Check a captured program as a job is checked: compile the user's own step."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..capturing.captured import Captured, CapturedProgram, ListedProgram
-from ..capturing.in_process import captured_block
-from ..capturing.running import run_captured
+from ..capturing.running import captured_block, run_captured
 from ..compiler.memory import MemoryReport
 from ..errors import CaptureError
 from ..hardware import Slice
 from ..runtime.progress import Progress, silent
-from .captured_flops import COUNTED, count_model_flops
+from .capture_fixes import CaptureAgain, CaptureFixer
+from .capture_report import COUNTED, count_model_flops
 from .check import NOTHING_TO_FIX, check_request
-from .fixes import Fix, FixList
-from .fixes.of_capture import CaptureAgain, CaptureFixer
+from .fix import Fix, FixList
 from .program_findings import find_in_program
 from .result import CheckResult
 
@@ -35,20 +34,21 @@ def check_program(
     progress: Progress = silent,
     **how: Any,
 ) -> CheckResult:
-    """Judge any jax program, unmodified: run it as if on a slice, and compile the step it calls.
+    """Check any unmodified jax program: run it as if on a slice, and compile its training step.
 
     Args:
         command: The program and its arguments, such as ["python", "train.py"].
         on: The slice.
-        program: The name of a jitted function to judge instead of the training step.
+        program: Name of a jitted function to check instead of the training step.
         network: Whether the command may reach other machines.
-        keep: A folder that keeps the capture, for `check_captured` later.
-        timeout_s: For the command, and for each compile.
+        keep: Folder to keep the capture in, for a later `check_captured`.
+        timeout_s: Time limit of the command, and of each compile.
         progress: Called with each stage as it is reached.
-        **how: As for `check_captured`.
+        **how: Further arguments of `check_captured`.
 
     Raises:
-        CaptureError: Nothing was captured; the message names the reason and the user's line.
+        CaptureError: Nothing was captured; the message has the reason and the line of the user's
+            code.
     """
 
     def run(target: Slice | str, kept: Path | None = None) -> Captured:
@@ -79,23 +79,23 @@ def check_captured(
     fix: bool = False,
     again: CaptureAgain | None = None,
 ) -> CheckResult:
-    """Compile what a capture recorded, and predict its step.
+    """Compile the programs of a capture, and predict its step.
 
-    A step of several programs, such as gradients and an optimizer apart, gives one result for the
-    heaviest of them; the others are in `CheckResult.parts`, and times add up.
+    If a step consists of several programs, such as gradients and optimizer update, the result is
+    for the heaviest program. `CheckResult.parts` has the others, and their times are added up.
 
     Args:
-        captured: What was recorded.
-        options: Compiler options beside the flags that the program sets itself.
+        captured: The capture.
+        options: Compiler options in addition to the flags that the program sets itself.
         per_step: Tokens or examples per step, for prices and rates.
-        memory_only: Whether the verdict on memory is enough.
-        timeout_s: Until a compile is killed.
-        use_cache: Whether an earlier answer is accepted, and this one kept.
-        dump_to: A folder that gets a copy of every file the compiler wrote.
+        memory_only: Whether to stop after the memory report.
+        timeout_s: Time limit of each compile.
+        use_cache: Whether to use and keep cached compiles.
+        dump_to: Folder for a copy of every file that the compiler writes.
         progress: Called with each stage as it is reached.
         verdict: Called with the memory report of the heaviest program as soon as it is known.
-        fix: Whether to prove what would take less memory, each change by a compile.
-        again: Captures the same program for another slice, so that a larger one can be proved.
+        fix: Whether to prove changes that reduce memory, each by a compile.
+        again: Captures the same program for another slice, to prove that a larger slice helps.
     """
     ordered = sorted(captured.programs, key=lambda one: -one.about.flops)
     results: list[CheckResult] = []
@@ -136,7 +136,7 @@ def check_captured(
 
 
 def _fixes(fixer: CaptureFixer, *, prove: bool, **how: Any) -> FixList | None:
-    """Return what a program could change; None where nothing is worth it."""
+    """Return changes to a program that reduce its memory; None if there are none."""
     proposed = fixer.propose()
     if not proposed.fixes:
         return None
@@ -160,7 +160,7 @@ def _of_program(fix: Fix, result: CheckResult) -> Fix:
 
 
 def _with_flops(found: CheckResult, program: CapturedProgram) -> "StepPrediction | None":
-    """Return the prediction with the FLOPs that were counted, for its MFU."""
+    """Return the prediction with the counted model FLOPs, from which it computes MFU."""
     if found.prediction is None:
         return None
     counted = count_model_flops(program, found.compiled).value
@@ -169,7 +169,7 @@ def _with_flops(found: CheckResult, program: CapturedProgram) -> "StepPrediction
 
 @dataclass(frozen=True)
 class CapturedBlock:
-    """What a `with tpukit.capture(...)` block recorded; complete when the block ends."""
+    """The recording of a `with tpukit.capture(...)` block; complete when the block ends."""
 
     slice: Slice
     found: list[Captured] = field(default_factory=list[Captured], repr=False)
@@ -196,19 +196,19 @@ class CapturedBlock:
         return self.captured.programs
 
     def check(self, **how: Any) -> CheckResult:
-        """Return the verdict on the step; the arguments are those of `check_captured`."""
+        """Check the step; the arguments are those of `check_captured`."""
         return check_captured(self.captured, **how)
 
 
 @contextmanager
 def capture(on: Slice | str, *, program: str | None = None) -> Generator[CapturedBlock]:
-    """Record the large programs of a block instead of running them, as if on a slice.
+    """Record the large programs of a block, as if on a slice, instead of running them.
 
-    The block is left at the first call of its training step, or of `program`.
+    The block ends at the first call of its training step, or of `program`.
 
     Args:
         on: The slice.
-        program: The name of a jitted function to capture instead of the training step.
+        program: Name of a jitted function to capture instead of the training step.
 
     Raises:
         CaptureError: Nothing was recorded in the block.

@@ -1,4 +1,4 @@
-"""`check`: does a job fit and how long is a step, from the real compiler, on no TPU."""
+"""`check`: whether a job fits and how long a step takes, from the TPU compiler, without a TPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,21 +10,21 @@ from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.program.request import CompileRequest
 from ..compiler.timeline import StepPrediction
-from ..errors import ConfigError, TPUError
+from ..errors import OUT_OF_MEMORY_ADVICE, ConfigError, TPUError
 from ..hardware import Slice
 from ..job.job import Job
 from ..job.reading import read_job
 from ..runtime.progress import Progress, silent, watched
 from .compiling import compile_job
-from .fixes import is_thin
-from .fixes.proposing import find_fixes
+from .fix import is_thin
+from .job_fixes import find_fixes
 from .result import CheckResult
 
 NOT_ASKED_FOR = "not asked for"
 NOTHING_TO_FIX = "it fits with room to spare: there is nothing to fix"
 NO_FIXES = (
-    "fixes are known for the reference transformers only; for your own model try remat full, a "
-    "smaller batch, or a mesh that splits more"
+    "fixes are proposed for the reference transformers only; for your own model "
+    f"{OUT_OF_MEMORY_ADVICE}"
 )
 
 
@@ -44,63 +44,62 @@ def check(
     """Check a job, or any model, with the real TPU compiler.
 
     Args:
-        job: A `Job`, a job file, a preset's name, "module:function", a `Workload`, or any model
-            that one takes.
-        on: The slice, e.g. "v6e-8"; where the job names one, instead of it.
-        memory_only: Whether the verdict on memory is enough.
-        fix: Whether to prove what would make it fit, or leave more room where there is little, each
-            by a compile.
-        timeout_s: Until a compile is killed; the job's own limit by default.
-        use_cache: Whether an earlier answer will do, and this one is kept.
-        dump_to: A folder that gets a copy of every file the compiler wrote.
+        job: A `Job`, a job file, a preset, "module:function", a `Workload`, or any model that a
+            `Workload` takes.
+        on: The slice, e.g. "v6e-8"; it overrides the job's.
+        memory_only: Whether to stop after the memory report.
+        fix: Whether to prove, each by a compile, changes that make the job fit or leave more memory
+            free.
+        timeout_s: Time limit of a compile; the job's own by default.
+        use_cache: Whether to use and keep cached compiles.
+        dump_to: Folder for a copy of every file that the compiler writes.
         progress: Called with each stage as it is reached.
-        verdict: Called with the memory report as soon as it is known, before the step is timed.
+        verdict: Called with the memory report as soon as it is known, before the step is predicted.
         **changes: Keys of the job to change: mesh, batch_size, sequence_length, remat, train, …
 
     Raises:
         ConfigError: The job is wrong, or names no slice.
-        TPUModelError: Nothing trains with these settings.
-        XLACompilationError: The compiler refused the step, crashed or ran out of time.
+        TPUModelError: The model cannot be trained with these settings.
+        XLACompilationError: The compiler refused the step, crashed or timed out.
 
     Example:
         >>> result = tpukit.check("llama3.1-8b", on="v6e-8", batch_size=8)
         >>> result.fits, result.memory.total_bytes, result.prediction.step_time_s
     """
-    stated = {**({} if on is None else {"on": str(on)}), **changes}
-    whole = as_job(job, stated)
+    changes = {**({} if on is None else {"on": str(on)}), **changes}
+    resolved = as_job(job, changes)
     compiled = compile_job(
-        whole, timeout_s=timeout_s, use_cache=use_cache, dump_to=dump_to, progress=progress
+        resolved, timeout_s=timeout_s, use_cache=use_cache, dump_to=dump_to, progress=progress
     )
-    memory = compiled.memory  # what the compiler wrote may turn out not to add up
-    if verdict is not None:
-        verdict(memory)
-    prediction, reason = None, NOT_ASKED_FOR
-    if not memory_only:
-        prediction, reason = predict(
-            compiled,
-            tokens_per_step=whole.tokens_per_step if whole.reads_tokens else None,
-            examples_per_step=None if whole.reads_tokens else whole.examples,
-            model_flops=whole.model_flops,
+    result = _judge(
+        compiled,
+        memory_only=memory_only,
+        tokens_per_step=resolved.tokens_per_step if resolved.reads_tokens else None,
+        examples_per_step=None if resolved.reads_tokens else resolved.examples,
+        model_flops=resolved.model_flops,
+        progress=progress,
+        verdict=verdict,
+    )
+    fixes = None
+    if fix and not is_thin(result.memory):
+        progress(NOTHING_TO_FIX)
+    elif fix and resolved.model_flops is None:
+        progress(NO_FIXES)
+    if resolved.model_flops is not None and is_thin(result.memory):
+        fixes = find_fixes(
+            resolved,
+            result.memory,
+            prove=fix,
+            timeout_s=timeout_s,
+            use_cache=use_cache,
             progress=progress,
         )
-    fixes = None
-    if fix and not is_thin(memory):
-        progress(NOTHING_TO_FIX)
-    elif fix and whole.model_flops is None:
-        progress(NO_FIXES)
-    if whole.model_flops is not None and is_thin(memory):
-        fixes = find_fixes(
-            whole, memory, prove=fix, timeout_s=timeout_s, use_cache=use_cache, progress=progress
-        )
-    return CheckResult(
-        compiled=compiled,
-        job=whole,
-        prediction=prediction,
-        no_prediction=reason,
+    return replace(
+        result,
+        job=resolved,
         fixes=fixes,
-        memory_only=memory_only,
         target=job if isinstance(job, str) else "",
-        asked=stated,
+        asked=changes,
     )
 
 
@@ -124,30 +123,52 @@ def check_request(
         use_cache=use_cache,
         dump_to=dump_to,
     )
-    if verdict is not None:
-        verdict(compiled.memory)
-    prediction, reason = (
-        (None, NOT_ASKED_FOR)
-        if memory_only
-        else predict(compiled, tokens_per_step=tokens_per_step, progress=progress)
-    )
-    return CheckResult(
-        compiled=compiled,
-        prediction=prediction,
-        no_prediction=reason,
+    result = _judge(
+        compiled,
         memory_only=memory_only,
-        options=request.options,
+        tokens_per_step=tokens_per_step,
+        progress=progress,
+        verdict=verdict,
+    )
+    return replace(result, options=request.options)
+
+
+def _judge(
+    compiled: CompiledStep,
+    *,
+    memory_only: bool,
+    tokens_per_step: int | None,
+    examples_per_step: int | None = None,
+    model_flops: float | None = None,
+    progress: Progress,
+    verdict: Callable[[MemoryReport], None] | None,
+) -> CheckResult:
+    """Report the memory of a compiled program, and predict its step unless `memory_only` is set."""
+    memory = compiled.memory  # raises where the compiler's files do not add up
+    if verdict is not None:
+        verdict(memory)
+    prediction, reason = None, NOT_ASKED_FOR
+    if not memory_only:
+        prediction, reason = predict(
+            compiled,
+            tokens_per_step=tokens_per_step,
+            examples_per_step=examples_per_step,
+            model_flops=model_flops,
+            progress=progress,
+        )
+    return CheckResult(
+        compiled=compiled, prediction=prediction, no_prediction=reason, memory_only=memory_only
     )
 
 
 def as_job(job: object, changes: Mapping[str, Any]) -> Job:
-    """Return the job that a name, a file, a model or a job itself stands for, with changes.
+    """Return a job, with changes, from a name, a file, a model or another job.
 
     Raises:
-        ConfigError: It names no slice.
+        ConfigError: The job names no slice.
     """
     if isinstance(job, Job):
-        found = job.replace(changes)
+        found = job.replace(changes) if changes else job
     elif isinstance(job, str | Path):
         found = read_job(str(job), changes)
     else:
@@ -166,7 +187,7 @@ def predict(
     one_turn: bool = False,
     progress: Progress = silent,
 ) -> tuple[StepPrediction | None, str]:
-    """Return the predicted step, or the reason there is none; see `CompiledStep.predict`."""
+    """Return the predicted step, or None and the reason; see `CompiledStep.predict`."""
     if not compiled.fits:
         return None, "a program that does not fit takes no step"
     try:

@@ -1,4 +1,4 @@
-"""A job through the compiler, remembered by the job itself: the second time needs no jax."""
+"""Compile jobs, cached by the job's own key, so that a second check does not import jax."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ..compiler.aot import compile_many, load_compiled, run_request
 from ..compiler.cache import JOB_LINK, CompileCache
-from ..compiler.compiled import CompiledStep
+from ..compiler.compiled import CompiledStep, Until
 from ..compiler.program.lowered import ProgramFacts
-from ..compiler.program.request import CompileRequest, make_request
+from ..compiler.program.request import CompileRequest, abstract_mesh, make_request
 from ..errors import TPUError, TPUModelError
 from ..job.compiler_flags import compiler_options
 from ..job.job import Job
@@ -23,13 +23,13 @@ def compile_job(
     dump_to: Path | None = None,
     progress: Progress = silent,
 ) -> CompiledStep:
-    """Compile a job's training step up to its schedule, or find what an earlier check left.
+    """Compile a job's training step up to its schedule, or load an earlier compile.
 
     Args:
-        job: What to compile; `job.compile` gives options, time and the room of the cache.
-        timeout_s: Instead of `job.compile.compilation_timeout_seconds`.
-        use_cache: Whether an answer on disk will do, and this one is kept.
-        dump_to: A folder that gets a copy of every file the compiler wrote.
+        job: The job; its `compile` section has options, time limit and cache size.
+        timeout_s: Time limit, in place of `job.compile.compilation_timeout_seconds`.
+        use_cache: Whether to use and keep cached compiles.
+        dump_to: Folder for a copy of every file that the compiler writes.
         progress: Called with each stage as it is reached.
     """
     known = known_compile(job) if use_cache and dump_to is None else None
@@ -50,7 +50,7 @@ def compile_job(
 
 
 def known_compile(job: Job) -> CompiledStep | None:
-    """Return what an earlier compile of the same job left."""
+    """Return the cached compile of a job; None if there is none."""
     if not _has_name(job):
         return None
     cache = CompileCache.default()
@@ -62,23 +62,40 @@ def known_compile(job: Job) -> CompiledStep | None:
 
 
 def compile_jobs(
-    jobs: Sequence[Job], *, timeout_s: float, progress: Progress = silent
+    jobs: Sequence[Job],
+    *,
+    timeout_s: float,
+    until: Until = "schedule",
+    use_cache: bool = True,
+    progress: Progress = silent,
 ) -> list[CompiledStep | TPUError]:
-    """Compile jobs up to their schedules, side by side: for each its result or its error."""
+    """Compile jobs in parallel, and return the result or the error of each.
+
+    Args:
+        jobs: The jobs.
+        timeout_s: Time limit of each compile.
+        until: The last stage that is needed.
+        use_cache: Whether to use and keep cached compiles.
+        progress: Called with each stage as it is reached.
+    """
     answers: dict[int, CompiledStep | TPUError] = {}
     requests: dict[int, CompileRequest] = {}
     for number, job in enumerate(jobs):
-        known = known_compile(job)
+        known = known_compile(job) if use_cache else None
         if known is not None:
             answers[number] = known
             continue
         try:
             progress(f"{job.model} on {job.on}: lower")
-            requests[number] = lower_job(job)
+            requests[number] = lower_job(job, remember=use_cache)
         except TPUError as error:
             answers[number] = error
     compiled = compile_many(
-        requests.values(), until="schedule", timeout_s=timeout_s, progress=progress
+        requests.values(),
+        until=until,
+        timeout_s=timeout_s,
+        use_cache=use_cache,
+        progress=progress,
     )
     for number, answer in zip(requests, compiled, strict=True):
         answers[number] = (
@@ -88,7 +105,7 @@ def compile_jobs(
 
 
 def lower_job(job: Job, *, progress: Progress = silent, remember: bool = True) -> CompileRequest:
-    """Lower a job's training step, and remember which compile answers it."""
+    """Lower a job's training step, and record under the job's key which compile belongs to it."""
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
@@ -107,7 +124,7 @@ def lower_job(job: Job, *, progress: Progress = silent, remember: bool = True) -
         request = make_request(
             step.work,
             job.slice,
-            mesh=job.mesh_sizes,
+            mesh=abstract_mesh(job.mesh_sizes),
             dcn_mesh_shape=job.dcn_mesh,
             options=options,
             progress=progress,
@@ -130,7 +147,7 @@ def lower_job(job: Job, *, progress: Progress = silent, remember: bool = True) -
 
 
 def _has_name(job: Job) -> bool:
-    """Tell whether the job can be found again: not where Python gave it a model or parts."""
+    """Whether the job has a cache key; it has none if Python gave it a model or parts."""
     return isinstance(job.model, str) and not job.parts
 
 

@@ -1,4 +1,4 @@
-"""What the hosts of a slice need of their own memory to train, save, restore and export a job."""
+"""Memory that the hosts of a slice need to train, checkpoint, restore and export a job."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,16 +31,16 @@ USES = {
 
 @dataclass(frozen=True)
 class HostMemory(Shown):
-    """Memory of one host by use. Not all uses come together: `need` is the most that do.
+    """Memory of one host by use; `need` is the largest amount that is in use at one time.
 
     Attributes:
-        slice: Whose hosts.
-        offloaded: What the compiled step keeps there.
-        input: Batches and examples read ahead.
-        saving: A copy of what the host writes of a checkpoint.
-        restoring: What is read at once at the start.
-        exporting: What an export takes, which is a process of its own.
-        process: A captured program's own memory; None for a job.
+        slice: The slice.
+        offloaded: Arrays that the compiled step keeps on the host.
+        input: Batches and examples that are read ahead.
+        saving: A copy of the host's part of a checkpoint.
+        restoring: Parts of a checkpoint that are read at the same time at the start.
+        exporting: Memory of an export, which is a separate process.
+        process: Memory of a captured program's process; None for a job.
     """
 
     slice: Slice
@@ -53,9 +53,9 @@ class HostMemory(Shown):
 
     @property
     def training(self) -> Figure:
-        """While a checkpoint is written and the step goes on; uses without a figure left out.
+        """Memory during a step while a checkpoint is written, without uses whose size is unknown.
 
-        A captured program has its batch in its own process, so the batch is not added again.
+        A captured program's process already contains its batch, so it is not added again.
         """
         own = self.process is not None and self.process.value is not None
         parts = (self.offloaded, self.process if own else self.input, self.saving)
@@ -64,24 +64,24 @@ class HostMemory(Shown):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The uses that have no figure."""
+        """The uses whose size is unknown."""
         return tuple(name for name, figure in self.uses().items() if figure.value is None)
 
     @property
     def need(self) -> Figure:
-        """The most that is held at one time."""
+        """The largest amount that is in use at one time."""
         return max(
             (self.training, self.restoring, self.exporting), key=lambda figure: figure.value or 0.0
         )
 
     @property
     def room(self) -> Figure:
-        """The host's memory, less what the system and the program themselves are left."""
+        """The host's memory without the share left to the system and the program."""
         return self.slice.host_ram_bytes.scaled(1 - MemoryRates.of().host_headroom)
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is room; None where the host's memory or one of the uses is not known."""
+        """Whether the need fits; None if the host's memory or a use is unknown."""
         need, room = self.need.value, self.room.value
         if need is None or room is None or (need <= room and self.unknown):
             return None
@@ -89,7 +89,7 @@ class HostMemory(Shown):
 
     @property
     def verdict(self) -> str:
-        """One sentence: what a host needs, of how much."""
+        """One sentence on the need and the memory of a host."""
         need = f"{self.need.text} needed on each host of {self.slice}"
         if self.unknown:
             need = f"at least {need} ({', '.join(self.unknown)} not counted)"
@@ -104,12 +104,12 @@ class HostMemory(Shown):
         )
 
     def uses(self) -> dict[str, Figure]:
-        """Each use by name."""
+        """Return each use by name."""
         figures = {name: getattr(self, name) for name in USES}
         return {name: figure for name, figure in figures.items() if figure is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Every use, the need and the room, with their provenance."""
+        """Return every use, the need and the available memory, with their origins."""
         return {
             "uses": {name: figure.to_dict() for name, figure in self.uses().items()},
             "need": self.need.to_dict(),
@@ -134,7 +134,7 @@ class HostMemory(Shown):
 def captured_host_memory(
     captured: "Captured", program: "CapturedProgram", compiled: CompiledStep
 ) -> HostMemory:
-    """Count what is known of a captured program's hosts; its checkpoints are its own."""
+    """Return the host memory of a captured program; its checkpoints are unknown."""
     facts, on = program.program.facts, captured.slice
     arguments = list(
         zip(facts.argument_purposes, facts.argument_bytes, facts.argument_copies, strict=True)
@@ -170,7 +170,7 @@ def captured_host_memory(
 
 
 def host_memory(job: "Job", compiled: CompiledStep) -> HostMemory | None:
-    """Count what a job's hosts hold; None where an older compile did not write the sizes down."""
+    """Return the host memory of a job; None for an old cached compile without argument sizes."""
     facts, on = compiled.facts, compiled.slice
     if not facts.argument_bytes:
         return None

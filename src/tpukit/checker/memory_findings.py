@@ -1,4 +1,4 @@
-"""Arrays of a captured step that are larger, or in more places, than they need to be."""
+"""Find arrays of a captured step that are larger, or on more devices, than needed."""
 
 import re
 from collections import defaultdict
@@ -9,9 +9,8 @@ from ..compiler.compiled import CompiledStep
 from ..compiler.hlo import Computation, HloModule, find_collective, trip_count
 from ..compiler.timeline import Machine, Network
 from ..hardware.figure import bytes_text, count_text
-from .program_finding import ProgramFinding, place_in_program, some_names
+from .program_finding import ProgramFinding, StepTimes, place_in_program, some_names
 from .report.collectives import collective_rows
-from .step_times import StepTimes
 
 _LARGE_BYTES = 2**20
 _LARGE_SHARE = 0.01
@@ -23,14 +22,14 @@ _DIMENSIONS = re.compile(r"\[([\d,]*)\]")
 def find_in_memory(
     program: CapturedProgram, compiled: CompiledStep, times: StepTimes | None
 ) -> Iterable[ProgramFinding]:
-    """Yield donations without effect, state on several devices, and arrays gathered whole."""
+    """Yield donations without effect, replicated state, and arrays gathered as a whole."""
     yield from _not_reused(program, compiled)
     yield from _replicated_state(program, compiled)
     yield from _whole_gathers(program, compiled, times)
 
 
 def _not_reused(program: CapturedProgram, compiled: CompiledStep) -> Iterable[ProgramFinding]:
-    """Yield donated state whose memory no result takes; a donated batch never has a result."""
+    """Yield donated state whose memory no result reuses; donated batches do not count."""
     facts = program.program.facts
     changed = {one["argument"] for one in program.evidence.get("changes", ())}
     batch = {
@@ -62,7 +61,7 @@ def _not_reused(program: CapturedProgram, compiled: CompiledStep) -> Iterable[Pr
 
 
 def _replicated_state(program: CapturedProgram, compiled: CompiledStep) -> Iterable[ProgramFinding]:
-    """Yield optimizer state of which several devices keep the same part."""
+    """Yield optimizer state that several devices store in common."""
     facts, devices = program.program.facts, program.devices
     kept: dict[int, tuple[int, int]] = {}
     for number, purpose in enumerate(facts.argument_purposes):
@@ -91,9 +90,9 @@ def _replicated_state(program: CapturedProgram, compiled: CompiledStep) -> Itera
 def _whole_gathers(
     program: CapturedProgram, compiled: CompiledStep, times: StepTimes | None
 ) -> Iterable[ProgramFinding]:
-    """Yield all-gathers outside of loops whose result is more than one layer needs.
+    """Yield all-gathers outside loops whose result is larger than one layer needs.
 
-    That is a parameter with a layer dimension as a whole, optimizer state, or a large share of HBM.
+    Such a result is a parameter of all layers, optimizer state, or a large share of HBM.
     """
     if times is None:
         return
@@ -122,7 +121,8 @@ def _whole_gathers(
     for name, reason in chosen.items():
         by_reason[reason].append(name)
     for reason, names in by_reason.items():
-        # Waits stand beside the starts, so that every other gather is left out instead.
+        # The wait for a gather has another name than its start, so the other gathers are left out
+        # instead.
         others = set(chosen) - set(names)
         spans = [
             span
@@ -164,7 +164,7 @@ def _loop_lengths(module: HloModule) -> set[int]:
 
 
 def _sizes(program: CapturedProgram, lengths: set[int]) -> tuple[dict[int, str], dict[int, str]]:
-    """Return names by elements: parameters with a layer dimension, and optimizer state alone."""
+    """Return names by number of elements: stacked parameters, and optimizer state."""
     facts = program.program.facts
     layered: dict[int, str] = {}
     state: dict[int, str] = {}

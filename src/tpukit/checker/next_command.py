@@ -1,4 +1,4 @@
-"""The exact command to run after a check: the fix to apply, or the next question to ask."""
+"""The command to run after a check: apply a fix, predict the step, or tune flags."""
 
 import shlex
 from collections.abc import Mapping
@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..hardware.mesh_sizes import write_mesh
 from ..job.hidden import is_hidden
-from ..job.torch_source import is_torch_source
+from ..job.model_source import is_torch_source
 from ..job.yaml_text import write_yaml
+from ..models.remat.policy import FULL
 
 if TYPE_CHECKING:
     from ..capturing.captured import Captured
     from ..job.job import Job
     from .result import CheckResult
 
-# Keys of a job that have an option of their own; any other is written as --set key=value.
+# Keys of a job with their own option; other keys are written as --set key=value.
 _OPTIONS = {
     "on": "--on",
     "batch_size": "--batch-size",
@@ -32,10 +33,10 @@ _REPEATED = {"arg": "--arg", "donate": "--donate"}
 
 
 def next_command(result: "CheckResult") -> str:
-    """Return what to run next, or "" when the check does not say what it was a check of.
+    """Return the command to run next; "" if the check has no target.
 
-    A verified fix is applied; fixes that are only estimates are verified; what fits and has no
-    predicted step gets one; what fits and has one is tuned.
+    The command applies a verified fix, verifies estimated fixes, predicts the step of a program
+    that fits, or tunes the flags of one that has a prediction.
     """
     if result.captured is not None:
         return _after_capture(result, result.captured)
@@ -55,7 +56,7 @@ def next_command(result: "CheckResult") -> str:
         if hoped is not None:
             return command("check", target, {**asked, **hoped.changes})
         if is_torch_source(target) and "remat" not in asked:  # it keeps every activation
-            return command("check", target, {**asked, "remat": "full"})
+            return command("check", target, {**asked, "remat": FULL})
         return command("check", target, asked, "--html", "report.html")
     if result.prediction is None and not result.memory_only:
         return command("check", target, asked, "--html", "report.html")
@@ -65,7 +66,7 @@ def next_command(result: "CheckResult") -> str:
 
 
 def _after_capture(result: "CheckResult", captured: "Captured") -> str:
-    """Return what to run after a captured program was judged; "" where its code must change."""
+    """Return the command to run after a captured program; "" if its code must change."""
     here = str(captured.slice)
 
     def run(verb: str, on: str, *more: str) -> str:
@@ -90,9 +91,10 @@ def _after_capture(result: "CheckResult", captured: "Captured") -> str:
 
 
 def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:
-    """Write `tpukit VERB TARGET` with the settings as options, ready for a shell.
+    """Return `tpukit VERB TARGET` with the settings as options, quoted for a shell.
 
-    Variables of the job's processes are left out: no check depends on them, and they may be secret.
+    Environment variables of the job are left out, because no check depends on them and they may be
+    secret.
     """
     from ..job.job import Job
 
@@ -115,7 +117,7 @@ def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> 
 
 
 def job_settings(job: "Job") -> tuple[str, dict[str, Any]]:
-    """Return target and settings of a job that nobody typed; none where Python gave its model."""
+    """Return target and settings of a job that was not typed; empty if Python gave its model."""
     if not isinstance(job.model, str) or job.parts:
         return "", {}
     stated = job.to_dict()
@@ -127,7 +129,7 @@ def job_settings(job: "Job") -> tuple[str, dict[str, Any]]:
 
 
 def _flattened(key: str, value: Any) -> dict[str, Any]:
-    """The keys of a section, sections within it too: `train.lora.rank`."""
+    """Return the keys of a section by dotted path, nested sections included: `train.lora.rank`."""
     if not isinstance(value, Mapping):
         return {key: value}
     below = cast("Mapping[str, Any]", value)
@@ -148,7 +150,7 @@ def _written(key: str, value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Write one value as `--set` reads it."""
+    """Return a value in the form of `--set`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list | tuple):

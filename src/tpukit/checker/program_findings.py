@@ -1,26 +1,134 @@
-"""What a program really does, where that is not what its author meant: each with evidence and cost.
+"""Find what a captured program does that its author may not intend, with evidence and cost.
 
-A finding is read from the compiled program and its predicted step, or from what the capture saw.
-Nothing is guessed from names of models: a finding names the operation, its size and its time.
+A finding is read from the compiled program, its predicted step or the capture, never guessed from
+model names. It has the operation, its size and its time.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..capturing.captured import Captured, CapturedProgram
+from ..compiler.compiled import CompiledStep
 from ..compiler.hlo import HloModule
 from ..compiler.program_flops import is_traced_kernel
-from ..hardware.figure import flops_text
+from ..compiler.timeline import Machine
+from ..hardware.figure import bytes_text, flops_text, seconds_text
 from .memory_findings import find_in_memory
-from .program_finding import ProgramFinding, place_in_program
-from .step_times import StepTimes
-from .trace_findings import find_in_trace
+from .program_finding import ProgramFinding, StepTimes, place_in_program, some_names
 
 if TYPE_CHECKING:
-    from ..compiler.compiled import CompiledStep
     from ..compiler.timeline import StepPrediction
+
+
+def find_in_trace(
+    captured: Captured,
+    program: CapturedProgram,
+    compiled: CompiledStep,
+    times: StepTimes | None,
+) -> Iterable[ProgramFinding]:
+    """Yield findings from the jaxpr and the arguments of the step's first call."""
+    yield from _scores(program, times)
+    yield from _callbacks(program)
+    yield from _recompiles(captured, program, compiled)
+    yield from _transfers(captured, program, times)
+
+
+def _scores(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
+    """Yield attention scores that are computed as whole arrays, which a kernel would keep in VMEM.
+
+    If their lines take no time, the compiler has replaced them by its own kernel.
+    """
+    for scores in program.evidence.get("scores", ()):
+        spent = None if times is None else times.seconds_of_lines(set(scores["lines"]))
+        if times is not None and (spent or 0.0) < _LEAST_SHARE * times.prediction.step_time_s:
+            continue
+        beside = f", beside the kernels {', '.join(program.about.kernels)}"
+        yield ProgramFinding(
+            "attention scores",
+            f"{scores['type']} ({bytes_text(scores['bytes'])} over all devices) is computed at "
+            f"{scores['line']} without a kernel" + (beside if program.about.kernels else ""),
+            spent,
+            "an attention kernel for TPUs (splash attention, or tpukit.kernels) keeps them in VMEM",
+        )
+
+
+def _callbacks(program: CapturedProgram) -> Iterable[ProgramFinding]:
+    """Yield calls into Python; their duration is unknown."""
+    if not program.about.callbacks:
+        return
+    seen = program.evidence.get("callbacks", ())
+    places = [f"{one['name']} at {one['line']}" for one in seen]
+    where = f" ({some_names(list(dict.fromkeys(places)))})" if places else ""
+    yield ProgramFinding(
+        "host callback",
+        f"{program.about.callbacks} calls into Python per step{where}",
+        None,
+        "each one waits for the host; return the value and log it outside of jit",
+    )
+
+
+def _recompiles(
+    captured: Captured, program: CapturedProgram, compiled: CompiledStep
+) -> Iterable[ProgramFinding]:
+    """Yield reasons for which jax compiles the step again."""
+    changes = program.evidence.get("changes", ())
+    if changes:
+        first = changes[0]
+        others = f", and {len(changes) - 1} more arguments" if len(changes) > 1 else ""
+        yield ProgramFinding(
+            "recompile",
+            f"{first['argument']} is {first['before']} in the first call and {first['after']} in "
+            f"its results{others}, so the second step compiles again "
+            f"({seconds_text(compiled.compile_s)} here, measured)",
+            None,
+            "make the first state as the step returns it: typed arrays, and placed on the mesh",
+        )
+    alike = Counter((one.name, one.kind) for one in captured.listed if one.kind != "other")
+    variants = alike[program.about.name, program.about.kind]
+    if variants > 1:
+        yield ProgramFinding(
+            "recompile",
+            f"{program.name} was compiled {variants} times for different arguments before its "
+            "step was complete",
+            None,
+            "give it arrays of one shape and type: pad the last batch, and pass numbers as arrays",
+        )
+
+
+def _transfers(
+    captured: Captured, program: CapturedProgram, times: StepTimes | None
+) -> Iterable[ProgramFinding]:
+    """Yield transfers between host and HBM in each step."""
+    if times is None:
+        return
+    facts, step_s = program.program.facts, times.prediction.step_time_s
+    from_host = set(program.evidence.get("from_host", ())) - set(program.state)
+    purposes = facts.argument_purposes
+    fed = {number for number, purpose in enumerate(purposes) if purpose == "batch inputs"}
+    fed -= set(facts.donated)
+    amount = sum(map(program.bytes_on_device, fed | from_host))
+    seconds = amount / Machine.of(captured.slice).host_bytes_per_s
+    if seconds > _LEAST_SHARE * step_s or from_host:
+        names = some_names([facts.argument_names[number] for number in sorted(fed | from_host)])
+        how = "as numpy arrays at the call itself" if from_host else "from the host"
+        yield ProgramFinding(
+            "transfer",
+            f"{bytes_text(amount)} per device come {how} in each step ({names})",
+            seconds,
+            "jax.device_put the next batch while the step runs, so that this time is hidden",
+        )
+    waited = times.prediction.seconds_by_cause.get("host", 0.0)
+    if waited > _LEAST_SHARE * step_s:
+        moved = bytes_text(times.compiled.memory.host_bytes)
+        yield ProgramFinding(
+            "offload",
+            f"the step waits for {moved} that it keeps in host memory",
+            waited,
+            "keep it in HBM where there is room, or offload what is needed later in the step",
+        )
+
 
 _LEAST_SHARE = 0.01
 _SMALL_BLOCK = 128 * 256
@@ -35,7 +143,7 @@ def find_in_program(
     compiled: "CompiledStep",
     prediction: "StepPrediction | None",
 ) -> tuple[ProgramFinding, ...]:
-    """Return what a captured program does, the most expensive first."""
+    """Return findings on a captured program, the most expensive first."""
     times = None if prediction is None else StepTimes(compiled, prediction)
     found = [
         *_kernels(program, times),
@@ -49,7 +157,7 @@ def find_in_program(
 
 
 def _kernels(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
-    """Yield each Pallas kernel with blocks and share, and those with small blocks."""
+    """Yield each Pallas kernel with its blocks and share of time, and kernels with small blocks."""
     about = program.about
     if times is None:
         for name, count in about.kernels.items():
@@ -84,7 +192,7 @@ def _kernels(program: CapturedProgram, times: StepTimes | None) -> Iterable[Prog
 
 
 def _blocks(known: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """Return a kernel's grid and blocks for a sentence; "" where the trace did not show them."""
+    """Return a kernel's grid and blocks as text; "" if the trace does not have them."""
     cut = known.get(name)
     if cut is None:
         return ""
@@ -129,9 +237,9 @@ def _float32(times: StepTimes | None) -> Iterable[ProgramFinding]:
 
 
 def _float32_matmuls(module: HloModule) -> dict[str, str]:
-    """Return the precision of each instruction that multiplies float32 by float32, by its name.
+    """Return the precision of each instruction, by name, that multiplies float32 by float32.
 
-    A fusion with such a matmul counts as one.
+    A fusion that contains such a matmul is included.
     """
     found: dict[str, str] = {}
     for computation in module.computations.values():
@@ -155,7 +263,7 @@ def _float32_matmuls(module: HloModule) -> dict[str, str]:
 
 
 def _recomputation(program: CapturedProgram, times: StepTimes | None) -> Iterable[ProgramFinding]:
-    """Yield what `jax.checkpoint` costs, and where the compiler took it back."""
+    """Yield the cost of `jax.checkpoint`, or that the compiler undid it."""
     asked = program.about.recomputed_flops
     if times is None or not program.about.remats:
         return

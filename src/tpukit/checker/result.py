@@ -1,4 +1,4 @@
-"""The answer to "does it fit, and how long is a step", as one object for every kind of report."""
+"""`CheckResult`: whether a program fits and how long a step takes, for every kind of report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
+from ..exit_codes import ExitCode
 from ..shown import Shown
-from .fixes import FixList
+from .fix import FixList
 from .host_memory import HostMemory, captured_host_memory, host_memory
 
 if TYPE_CHECKING:
@@ -21,27 +22,25 @@ if TYPE_CHECKING:
     from .program_finding import ProgramFinding
     from .report import Report
 
-FITS, DOES_NOT_FIT, COULD_NOT_TELL, WORSE = 0, 3, 4, 5
-
 
 @dataclass(frozen=True)
 class CheckResult(Shown):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        compiled: The compile it rests on.
+        compiled: The compiled program.
         job: The job that was checked; None for a bare function.
-        prediction: Of the step time; None with `no_prediction` saying why.
-        fixes: What could make it fit, where that was looked for.
-        memory_only: Whether no step time was asked for.
-        target: What was checked, as it was named: a preset, a file or a function.
-        asked: What was set beside it, by key of a job; for a function also `arg` and `donate`.
+        prediction: The predicted step; None with a reason in `no_prediction`.
+        fixes: Changes that reduce memory; None if none were searched.
+        memory_only: Whether the check stopped after the memory report.
+        target: The preset, file or function that was checked, as it was typed.
+        asked: Options that were typed, by key of a job; for a function also `arg` and `donate`.
         options: Compiler options that were set; by default those of the job.
         captured: The capture that the program comes from; None for a job.
         program: The captured program that was compiled; None for a job.
         calls: How often one step runs the program; 1 for a job.
-        parts: The other programs of the same step, where a captured step has several.
-        findings: What a captured program does that its author may not know.
+        parts: The other programs of the same captured step.
+        findings: Observations about a captured program.
     """
 
     compiled: CompiledStep
@@ -61,12 +60,12 @@ class CheckResult(Shown):
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler accepted every program, and a job keeps to its own limits."""
+        """Whether every program fits, within the job's own limits."""
         return self.compiled.fits and all(part.fits for part in self.parts)
 
     @property
     def step_time_s(self) -> float | None:
-        """Predicted time of all programs of one step; None where one has no prediction."""
+        """Predicted time of all programs of one step; None if one has no prediction."""
         times = [
             None if one.prediction is None else one.prediction.step_time_s * one.calls
             for one in (self, *self.parts)
@@ -75,40 +74,40 @@ class CheckResult(Shown):
 
     @property
     def memory(self) -> MemoryReport:
-        """Where the HBM of one device goes."""
+        """The memory report of one device."""
         return self.compiled.memory
 
     @cached_property
     def host_memory(self) -> HostMemory | None:
-        """What its hosts need of their memory; None for a bare function."""
+        """The memory that hosts need; None for a bare function."""
         if self.captured is not None and self.program is not None:
             return captured_host_memory(self.captured, self.program, self.compiled)
         return None if self.job is None else host_memory(self.job, self.compiled)
 
     @property
     def exit_code(self) -> int:
-        """0 when it fits, 3 when it does not."""
-        return FITS if self.fits else DOES_NOT_FIT
+        """0 if it fits, otherwise 3."""
+        return ExitCode.DONE if self.fits else ExitCode.DOES_NOT_FIT
 
     @property
     def next_command(self) -> str:
-        """What to run next; "" when it is not known what was checked."""
+        """The command to run next; "" if the target is unknown."""
         from .next_command import next_command
 
         return next_command(self)
 
     def to_report(self) -> "Report":
-        """The data that pages, traces and comparisons are made from."""
+        """Return the data that pages, traces and comparisons are made from."""
         from .report import build_report
 
         return build_report(self, options=self.options, next_command=self.next_command)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data; `tpukit report` reads it back."""
+        """Return the report as plain data, which `tpukit report` reads."""
         return dict(self.to_report())
 
     def details(self) -> "RenderableType":
-        """Everything but the verdict, for a terminal that shows it already."""
+        """Return everything but the verdict, for a terminal that shows the verdict already."""
         from rich.console import Group
         from rich.text import Text
 
@@ -122,7 +121,7 @@ class CheckResult(Shown):
         elif self.no_prediction:
             parts.append(Text(f"no step time: {self.no_prediction}", style="dim"))
         if self.captured is not None:
-            from .capture_view import captured_lines
+            from .capture_report import captured_lines
 
             parts += ["", *captured_lines(self)]
         if self.fixes is not None:

@@ -1,4 +1,4 @@
-"""The same check with several toolchains, each in a process of its own."""
+"""Run the same check with several toolchains, each in its own process."""
 
 import json
 import re
@@ -9,26 +9,25 @@ from pathlib import Path
 
 from ..capturing.captured import copy_without_flags, read_capture
 from ..errors import ConfigError, TPUValidationError
+from ..exit_codes import ExitCode
 from ..runtime.files import temporary_folder
 from ..runtime.flags.syntax import read_values
 from ..runtime.progress import Progress, silent
 from ..runtime.toolchains import EndedProgram, Toolchain, environment, run_tpukit
 from .report.comparison import Comparison, ToolchainCheck
 from .report.schema import as_report
-from .result import DOES_NOT_FIT, FITS
 
-_USER_ERROR = 2
 _SECONDS = re.compile(r"^\s*\d+\.\d s  ")  # before each line that a check says of itself
 _KIND = re.compile(r"^(?:error|could not tell): ")
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A check as it is typed.
+    """The arguments of a check.
 
     Attributes:
-        words: Returns what is written behind `tpukit check` for the flags that a compiler rejects.
-        flags: Compiler options, by name; they go in place of the job's own.
+        words: Returns the arguments of `tpukit check`, given the flags that a compiler rejects.
+        flags: Compiler options by name; they replace the job's own.
     """
 
     words: Callable[[Collection[str]], Sequence[str]]
@@ -42,19 +41,19 @@ def compare_toolchains(
     flags: Mapping[str, object] | None = None,
     progress: Progress = silent,
 ) -> Comparison:
-    """Run one check with each toolchain, environments made where they are not there yet.
+    """Run one check with each toolchain; missing environments are created.
 
-    A flag that one of the compilers does not take is left out there, and named.
+    A flag that a compiler does not accept is left out there, and reported.
 
     Args:
-        toolchains: The first is what the others are compared with.
-        arguments: What stands behind `tpukit check`, without compiler options.
-        flags: Every compiler option that the job asks for, in place of those in its file.
-        progress: Called with a line for each thing that is done.
+        toolchains: The toolchains; the others are compared with the first.
+        arguments: Arguments of `tpukit check`, without compiler options.
+        flags: All compiler options of the job; they replace those in its file.
+        progress: Called with a line about each action.
 
     Raises:
-        ConfigError: The first toolchain says that the job is wrong.
-        ToolchainError: An environment cannot be made.
+        ConfigError: The first toolchain refuses the job.
+        ToolchainError: An environment cannot be created.
     """
     wanted = flags or {}
 
@@ -74,21 +73,20 @@ def compare_captured(
 ) -> Comparison:
     """Compile one kept capture with each toolchain.
 
-    The program was traced once, by the jax of its own environment, so only the compiler differs.
-    A flag that the program sets for itself and one of the compilers does not take is left out
-    there, and named.
+    The program was traced once, by the jax of its own environment, so only the compiler differs. A
+    flag of the program that a compiler does not accept is left out there, and reported.
 
     Args:
-        toolchains: The first is what the others are compared with.
-        folder: The capture.
-        arguments: What is written behind `tpukit check FOLDER`, without compiler options.
-        flags: Compiler options beside those that the program sets.
-        progress: Called with a line for each thing that is done.
+        toolchains: The toolchains; the others are compared with the first.
+        folder: Folder of the capture.
+        arguments: Arguments of `tpukit check FOLDER`, without compiler options.
+        flags: Compiler options in addition to the program's own.
+        progress: Called with a line about each action.
 
     Raises:
-        ConfigError: The first toolchain finds the command wrong.
-        CaptureError: The folder has no whole capture.
-        ToolchainError: An environment cannot be made.
+        ConfigError: The first toolchain refuses the command.
+        CaptureError: The folder has no complete capture.
+        ToolchainError: An environment cannot be created.
     """
     own, wanted = read_values(read_capture(folder).libtpu_init_args), flags or {}
     with temporary_folder("tpukit-captures-") as copies:
@@ -105,7 +103,7 @@ def compare_captured(
 
 def _compare(toolchains: Sequence[Toolchain], asked: _Asked, progress: Progress) -> Comparison:
     with ExitStack() as in_use:
-        # All of them first: a missing Python should not show after minutes of compiling.
+        # Create all environments first, so that a missing Python is reported before any compile.
         pythons = [in_use.enter_context(environment(one, progress=progress)) for one in toolchains]
         checks: list[ToolchainCheck] = []
         for toolchain, python in zip(toolchains, pythons, strict=True):
@@ -123,9 +121,9 @@ def _check(
     rejected = _rejected_flags(python, asked.flags, tell)
     command = ["check", *asked.words(rejected), "--json"]
     ended = run_tpukit(python, command, progress=tell)
-    if ended.code == _USER_ERROR and is_first:
+    if ended.code == ExitCode.BAD_INPUT and is_first:
         raise ConfigError(_last_words(ended))
-    if ended.code not in (FITS, DOES_NOT_FIT):
+    if ended.code not in (ExitCode.DONE, ExitCode.DOES_NOT_FIT):
         return ToolchainCheck(
             toolchain.name, toolchain.python, None, _last_words(ended), tuple(rejected)
         )
@@ -144,7 +142,7 @@ def _check(
 
 
 def _rejected_flags(python: Path, flags: Mapping[str, object], progress: Progress) -> list[str]:
-    """Which flags the compiler of an environment does not take, as that compiler says itself."""
+    """Return the flags that the compiler of an environment does not accept."""
     if not flags:
         return []
     ended = run_tpukit(python, ["flags", "check", "--json", *_written(flags)], progress=progress)
@@ -161,7 +159,7 @@ def _as_options(flags: Mapping[str, object], rejected: Collection[str]) -> list[
 
 
 def _without_options(asked: Mapping[str, object]) -> list[str]:
-    """Return words that take a job's own options away, which would be taken again."""
+    """Return arguments that remove the job's own options."""
     return ["--set", "options={}"] if asked else []
 
 
@@ -174,7 +172,7 @@ def _written(flags: Mapping[str, object]) -> list[str]:
 
 
 def _last_words(ended: EndedProgram) -> str:
-    """Why a command ended without an answer, in the sentence that it ended with."""
+    """Return the last line of a failed command that explains why it failed."""
     lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
     kind = next((line for line in reversed(lines) if _KIND.match(line)), "")
     return _KIND.sub("", kind) or (lines[-1] if lines else f"ended with code {ended.code}")

@@ -1,1 +1,1 @@
-"""The command line: one file a command, thin; the work is done in the rooms above."""
+"""The command line: one thin module per command; the other rooms do the work."""

@@ -1,4 +1,4 @@
-"""Every command under its name, and the options that hold for all of them."""
+"""Register every command, and the options that all of them share."""
 
 import os
 import sys
@@ -70,11 +70,11 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Options that hold for every command."""
+    """Options of every command."""
     from ..runtime.logs import setup_logging
 
     for stream in (sys.stdout, sys.stderr):
-        # A file's name need not be text, and a terminal need not know every letter.
+        # File names need not be valid text, and a terminal may lack some characters.
         stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     if debug:
         os.environ["TPUKIT_TRACEBACK"] = "1"  # for the processes that commands start as well

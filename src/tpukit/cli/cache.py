@@ -1,4 +1,4 @@
-"""`tpukit cache`: what finished compiles take on disk, and how to be rid of them."""
+"""`tpukit cache`: show or clear the cache of compiled programs."""
 
 import typer
 

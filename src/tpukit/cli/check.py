@@ -1,5 +1,6 @@
-"""`tpukit check`: does it fit and how long is a step, from the real compiler, on no TPU."""
+"""`tpukit check`: whether a job fits and how long a step takes, from the TPU compiler."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,20 +9,15 @@ import typer
 from ..errors import ConfigError
 from ..runtime.ranges import COUNT
 from . import job_options as options
-from .check_decode import check_decode, write_pages
-from .check_toolchains import (
-    TypedCheck,
-    check_program_toolchains,
-    check_toolchains,
-    end_comparison,
-)
-from .modes import refuse, refuse_all_but
+from .check_toolchains import TypedCheck, check_program_toolchains, check_toolchains, end_comparison
 from .output import Announcer, print_whole, refusals_as_exit_codes
 from .program import AskedProgram, check_command, command_behind, end_check, is_kept
-from .values import output_file, output_folder, within
+from .values import output_file, output_folder, refuse, refuse_all_but, within
 
 if TYPE_CHECKING:
+    from ..checker.decoding import DecodingCheck
     from ..checker.result import CheckResult
+    from ..runtime.progress import Progress
 
 
 OF_DECODE = ("prompt_length", "weights", "kv")
@@ -139,8 +135,9 @@ def check(
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell.
 
-    Any other jax program is checked as it is, behind two dashes: tpukit check --on v6e-8 -- python
-    train.py. It runs as if on the slice up to its training step, and nothing large is executed.
+    Any other jax program is checked unmodified, behind two dashes: tpukit check --on v6e-8 --
+    python train.py. It runs as if on the slice up to its training step, and nothing large is
+    executed.
     """
     say = Announcer()
     typed = command_behind(called)
@@ -202,8 +199,8 @@ def check(
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
+    from ..checker.check import as_job, check_request
     from ..checker.check import check as check_job
-    from ..checker.check import check_request
     from ..compiler.memory.view import verdict_line
     from .job_options import lower_function
     from .output import show
@@ -256,14 +253,19 @@ def check(
         "verdict": None if json else lambda memory: print_whole(verdict_line(memory)),
     }
     with refusals_as_exit_codes():
-        if handover is not None:
-            _refuse_handover(target, asked, is_function=bool(arg))
+        if arg and handover is not None:
+            raise ConfigError("--handover is for a job's model, and --arg checks a bare function.")
         if arg:
             request = lower_function(target, asked, arg, donate, progress=say)
             found = check_request(request, **how)
             result = replace(found, target=target, asked={**asked, "arg": arg, "donate": donate})
         else:
-            result = check_job(target, fix=fix, **how, **asked)
+            job = as_job(target, asked)
+            if handover is not None:
+                from ..torch.handover import handover_plan
+
+                handover_plan(job)  # refuses now what cannot be handed over after minutes of work
+            result = replace(check_job(job, fix=fix, **how), target=target, asked=asked)
     _write(result, html, perfetto, say)
     if handover is not None:
         from ..torch.handover import write_handover
@@ -274,26 +276,77 @@ def check(
     end_check(result, json=json, baseline=baseline)
 
 
-def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:
-    """Refuse what cannot be handed over now, before minutes of work."""
-    from ..checker.check import as_job
-    from ..torch.handover import handover_plan
-
-    if is_function:
-        raise ConfigError("--handover is for a job's model, and --arg checks a bare function.")
-    handover_plan(as_job(target, asked))
-
-
 def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:
-    """Write the page and the trace that were asked for."""
-    from ..checker.report import RecordedStep, write_html, write_perfetto
+    """Write the requested page and trace."""
+    from ..checker.report import step_title, write_html, write_perfetto
 
     if html is None and perfetto is None:
         return
     report = result.to_report()
+    spans = () if result.prediction is None else result.prediction.spans
     if html is not None:
-        say(f"wrote {write_html(report, html)}")
+        say(f"wrote {write_html(report, html, spans=spans)}")
     if perfetto is not None:
-        step = RecordedStep.of(report)
-        memory = report.get("live_memory")
-        say(f"wrote {write_perfetto(step, perfetto, memory=memory, name=step.name)}")
+        memory, name = report.get("live_memory"), step_title(report)
+        say(f"wrote {write_perfetto(spans, perfetto, memory=memory, name=name)}")
+
+
+# Options of a decoding check; all other options belong to training.
+_ASKED = ("on", "batch_size", "sequence_length", "mesh", "options")
+
+
+def check_decode(
+    target: str,
+    asked: Mapping[str, Any],
+    *,
+    prompt_length: int | None,
+    refused: Mapping[str, object],
+    progress: "Progress",
+    **how: Any,
+) -> "DecodingCheck":
+    """Check prefill and decode.
+
+    Args:
+        target: The model or the job.
+        asked: Keys of the job from options and `--set`.
+        prompt_length: Value of `--prompt-length`.
+        refused: Options that a decoding check does not have, by name, with their values.
+        progress: Called with each stage.
+        **how: Further arguments of `check_decoding`.
+
+    Raises:
+        ConfigError: An option or key belongs to training only.
+    """
+    from ..checker.check import as_job
+    from ..checker.decoding import check_decoding
+    from ..errors import ConfigError
+    from ..hardware.mesh_sizes import read_mesh
+
+    wrong = [key for key in asked if key not in _ASKED and not key.startswith("model")]
+    wrong += [f"--{name}" for name, value in refused.items() if value]
+    if wrong:
+        raise ConfigError(
+            f"--decode checks generation, which has no {', '.join(wrong)}; leave it out, or check "
+            "the training step without --decode."
+        )
+    own = {key: value for key, value in asked.items() if key == "on" or key.startswith("model")}
+    mesh = asked.get("mesh")
+    return check_decoding(
+        as_job(target, own),
+        mesh=None if mesh is None else read_mesh(mesh),
+        batch_size=int(asked.get("batch_size") or 1),
+        context=asked.get("sequence_length"),
+        prompt=prompt_length,
+        options=asked.get("options"),
+        progress=progress,
+        **how,
+    )
+
+
+def write_pages(result: "DecodingCheck", html: Path, progress: "Progress") -> None:
+    """Write one page per program: decode at `html`, prefill next to it."""
+    from ..checker.report import write_html
+
+    beside = html.with_name(f"{html.stem}-prefill{html.suffix}")
+    progress(f"wrote {write_html(result.decode.to_report(), html)}")
+    progress(f"wrote {write_html(result.prefill.to_report(), beside)}")

@@ -1,4 +1,4 @@
-"""`tpukit check --toolchain`: what was typed, said again to the same command of another Python."""
+"""`tpukit check --toolchain`: run the typed command again with other versions of jax and libtpu."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TypedCheck:
-    """What was typed behind `tpukit check`, but for what it leaves and the toolchains.
+    """The arguments of `tpukit check`, without outputs and toolchains.
 
     Attributes:
-        changes: Keys of the job that options and `--set` state.
+        changes: Keys of the job from options and `--set`.
         flags: Compiler options as one string.
-        arguments: Of a function, as `--arg` takes them.
+        arguments: Shapes of a function's arguments, as in `--arg`.
         switches: Options without a value, and whether each was given.
     """
 
@@ -36,9 +36,9 @@ class TypedCheck:
     switches: Mapping[str, bool]
 
     def compiler_flags(self) -> dict[str, Any]:
-        """Every compiler option that the check asks for: those typed, else those of the job.
+        """Return all compiler options: those typed, or else those of the job.
 
-        Which compiler takes them is left to each toolchain.
+        Each toolchain decides itself which of them it accepts.
         """
         from ..checker.check import as_job
         from ..runtime.flags import parse_flags
@@ -48,7 +48,7 @@ class TypedCheck:
         return {} if self.arguments else dict(as_job(self.target, self.changes).options)
 
     def words(self) -> list[str]:
-        """What was typed but compiler options, as words; a job's keys all in one spelling."""
+        """Return the command-line words, without compiler options and with one spelling per key."""
         words = [self.target]
         for key, value in self.changes.items():
             if key != "options":
@@ -63,7 +63,7 @@ class TypedCheck:
 
 
 def check_toolchains(names: str, typed: TypedCheck, *, progress: "Progress") -> "Comparison":
-    """Check with each of the toolchains named, and put the answers side by side."""
+    """Check with each of the toolchains, and compare the results."""
     from ..checker.toolchains import compare_toolchains
     from ..runtime.toolchains import parse_toolchains
 
@@ -82,15 +82,15 @@ def check_program_toolchains(
     flags: str,
     progress: "Progress",
 ) -> "Comparison":
-    """Capture a program once, compile it with each of the toolchains, and compare the answers.
+    """Capture a program once, compile it with each of the toolchains, and compare the results.
 
     Args:
-        names: Of the toolchains, between commas.
-        asked: The command, or a capture that was kept.
+        names: Toolchains, separated by commas.
+        asked: The command, or a kept capture.
         on: The slice.
-        words: Values of options by their names; those that are None or False are left out.
+        words: Values by option; None and False are left out.
         flags: Compiler options as one string.
-        progress: Called with a line for each thing that is done.
+        progress: Called with a line about each action.
     """
     from ..checker.toolchains import compare_captured
     from ..runtime.flags import parse_flags
@@ -107,7 +107,7 @@ def check_program_toolchains(
 def end_comparison(
     comparison: "Comparison", *, html: Path | None, json: bool, progress: "Progress"
 ) -> NoReturn:
-    """Write the page that was asked for, show a comparison, and exit."""
+    """Write the requested page, show a comparison, and exit."""
     if html is not None:
         from ..checker.report import write_comparison
 

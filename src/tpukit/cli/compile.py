@@ -1,4 +1,4 @@
-"""`tpukit compile`: one function through the real TPU compiler, for a slice nobody rented."""
+"""`tpukit compile`: compile one function with the TPU compiler, without a TPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..exit_codes import ExitCode
 from ..runtime.ranges import SECONDS
 from ..shown import Shown
 from . import job_options as options
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _CompileAnswer(Shown):
-    """A compiled program and its predicted time, or why there is none."""
+    """A compiled program and its predicted time, or the reason why there is none."""
 
     compiled: "CompiledStep"
     prediction: "StepPrediction | None"
     no_prediction: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """Return the figures as plain data."""
         predicted = None if self.prediction is None else self.prediction.to_dict()
         more = {"prediction": predicted, "no_prediction": self.no_prediction}
         return {**self.compiled.to_dict(), **more}
@@ -78,7 +79,6 @@ def compile_function(
     say = Announcer()
     say(f"reading {function}")
     from ..checker.check import NOT_ASKED_FOR, predict
-    from ..checker.result import DOES_NOT_FIT
     from ..compiler import save_executable
     from ..compiler.aot import run_request
     from ..compiler.compiled import parse_until
@@ -102,7 +102,7 @@ def compile_function(
     step, reason = (None, NOT_ASKED_FOR) if stage == "memory" else predict(compiled, progress=say)
     show(_CompileAnswer(compiled, step, reason), json=json)
     if not compiled.fits:
-        raise typer.Exit(DOES_NOT_FIT)
+        raise typer.Exit(ExitCode.DOES_NOT_FIT)
 
 
 def _lowered(
@@ -114,7 +114,7 @@ def _lowered(
     flags: str,
     say: Announcer,
 ) -> "CompileRequest":
-    """Lower the function with its arguments, or the training step of what it builds."""
+    """Lower the function with its arguments, or the training step of the model it builds."""
     from ..checker.check import as_job
     from ..checker.compiling import lower_job
     from ..compiler.program.entry import built, is_builder

@@ -22,8 +22,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="key=value; repeat.
 def show_config(
     file: File = None, preset: Preset = None, set_: Set = None, json: Json = False
 ) -> None:
-    """Show every setting, its value and where the value came from."""
-    from ..job.view import SettingsView
+    """Show every setting with its value and origin."""
+    from ..job.settings import SettingsView
     from .output import show
 
     found = _load(file, preset, set_)
@@ -37,7 +37,7 @@ def check_config(
     set_: Set = None,
     json: Json = False,
 ) -> None:
-    """Check that a file is valid and names a slice that exists; exit 2 if not."""
+    """Check that a file is valid and names an existing slice; exit 2 if not."""
     from ..job.config import TPUConfig
     from .output import show
 
@@ -50,7 +50,7 @@ def check_config(
 def _load(
     file: Path | None, preset: str | None, assignments: list[str] | None
 ) -> "Job | TPUConfig":
-    """Return a job where the file is one, and the flat settings of `TPUConfig` otherwise."""
+    """Return the job of a job file, or else the `TPUConfig` of flat settings."""
     from ..errors import ConfigError
     from ..job.config import TPUConfig
     from ..job.document import parse_assignments

@@ -58,7 +58,7 @@ def dashboard(
 
 
 def _fleet() -> Mapping[str, Any]:
-    """Return pods as they were last seen, and what was spent; nobody is asked, nothing changed."""
+    """Return pods as last seen, and their costs; no provider is called."""
     from ..pods.cost import CostReport
     from ..pods.listing import PodListing
     from ..pods.store import Store

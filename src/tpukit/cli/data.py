@@ -1,4 +1,4 @@
-"""`tpukit data`: make tokens of text, and look at what a data set holds."""
+"""`tpukit data`: tokenize text, and inspect data sets."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ def prepare(
     force: Annotated[bool, typer.Option(help="Replace prepared data that are there.")] = False,
     json: Json = False,
 ) -> None:
-    """Make tokens of text, once: a folder that training maps into memory."""
+    """Tokenize text once, into a folder that training maps into memory."""
     from ..training.data.prepare import prepare_tokens
     from .output import show
 
@@ -88,8 +88,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Count the tokens of a data set: how many, which, how long documents are."""
-    from ..training.data.inspection import inspect_data
-    from ..training.data.inspection_page import write_inspection
+    from ..training.data.inspection import inspect_data, write_inspection
     from .output import show
 
     with _bar(f"reading {source}") as progress:
@@ -108,7 +107,7 @@ def inspect(
 
 @contextmanager
 def _bar(what: str) -> "Generator[Progress]":
-    """A bar on standard error where that is a terminal; else one line at the start."""
+    """Return a progress bar on a terminal; elsewhere print one line at the start."""
     from rich.progress import BarColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 

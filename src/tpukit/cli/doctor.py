@@ -1,13 +1,12 @@
-"""`tpukit doctor`: what is here, what is wrong, how to mend it."""
+"""`tpukit doctor`: what is installed here, what is wrong, and how to fix it."""
 
 from typing import Annotated
 
 import typer
 
+from ..exit_codes import ExitCode
 from .job_options import Json
 from .output import show
-
-NOT_HEALTHY = 1
 
 
 def doctor(
@@ -16,10 +15,10 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look at this machine and say what is wrong and how to mend it. Exits 1 on any error."""
+    """Check this machine and show how to fix what is wrong. Exits 1 on any error."""
     from ..runtime.doctor import diagnose_tpu
 
     diagnosis = diagnose_tpu(deep=deep)
     show(diagnosis, json=json)
     if not diagnosis.healthy:
-        raise typer.Exit(NOT_HEALTHY)
+        raise typer.Exit(ExitCode.FAILED)

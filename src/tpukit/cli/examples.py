@@ -1,4 +1,4 @@
-"""Examples of every command, as `--help` and docs/cli.md show them: the lines can be copied."""
+"""Examples of every command, for `--help` and docs/cli.md."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("tpukit doctor", "tpukit doctor --deep --json"),
@@ -91,7 +91,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(path: str) -> str | None:
-    """What stands below a command's help; None of a command without examples."""
+    """Return the text below a command's help; None for a command without examples."""
     lines = EXAMPLES.get(path)
-    # \b keeps the lines apart: they are there to be copied.
+    # \b keeps the lines separate, so that they can be copied.
     return None if lines is None else "\n".join(["\b", "Examples:", *(f"  {one}" for one in lines)])

@@ -1,36 +1,39 @@
-"""`tpukit flags`: check, list, explain and tune XLA and libtpu flags against what is installed."""
+"""`tpukit flags`: check, list, explain and tune XLA and libtpu flags of the installed versions."""
 
 import os
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.ranges import Range
-from .flags_tune import tune
+from ..errors import ConfigError
+from ..exit_codes import ExitCode
+from ..runtime.ranges import COUNT, SECONDS, Range
+from . import job_options as options
 from .job_options import Json
-from .program import ProgramCommand
-from .values import within
+from .output import Announcer, refusals_as_exit_codes, show
+from .program import AskedProgram, ProgramCommand, command_behind, is_kept
+from .values import refuse, refuse_all_but, within
 
 if TYPE_CHECKING:
     from ..runtime.flags import FlagRegistry
 
-app = typer.Typer(no_args_is_help=True)
-app.command(cls=ProgramCommand)(tune)
 
-WOULD_STOP_A_JOB = 2
+app = typer.Typer(no_args_is_help=True)
+
 LEVEL = Range(0, 3)
 
 
 class Parser(StrEnum):
-    """Which parser reads a flag."""
+    """The parser of a flag."""
 
     libtpu = "libtpu"
     xla = "xla"
 
 
-# A flag given as an argument starts with dashes, which must not make it an option.
+# A flag given as an argument starts with dashes, but it is no option of the command.
 FLAG_ARGUMENTS = {"ignore_unknown_options": True}
 
 
@@ -64,7 +67,7 @@ def check(
         report = replace(report, compiled_for=str(target))
     show(report, json=json)
     if not report.ok:
-        raise typer.Exit(WOULD_STOP_A_JOB)
+        raise typer.Exit(ExitCode.BAD_INPUT)
 
 
 @app.command("list")
@@ -86,7 +89,7 @@ def list_flags(
     """List flags of the installed libtpu and jaxlib, or those of an optimization level."""
     from ..hardware import get_chip
     from ..runtime.flags.bundles import HIGHEST_LEVEL, select
-    from ..runtime.flags.record import BundleListing, FlagListing
+    from ..runtime.flags.setting import BundleListing, FlagListing
     from .output import show
 
     if level is None and on is None:
@@ -107,7 +110,7 @@ def explain(
     flag: Annotated[str, typer.Argument(help="A flag, with or without its dashes.")],
     json: Json = False,
 ) -> None:
-    """Say what a flag takes, its default, where it goes, what it does and which levels set it."""
+    """Show a flag's type, default, variable and effect, and the levels that set it."""
     from ..runtime.flags import explain_flag
     from .output import show
 
@@ -115,7 +118,7 @@ def explain(
 
 
 def _registry(*, refresh: bool = False) -> "FlagRegistry":
-    """The installed registry; the first reading takes seconds, and says so."""
+    """Return the installed registry; the first read takes seconds, and is announced."""
     from ..runtime.flags import FlagRegistry
     from .output import working
 
@@ -123,3 +126,112 @@ def _registry(*, refresh: bool = False) -> "FlagRegistry":
         return FlagRegistry.installed()
     with working("reading the flags of the installed libtpu and jaxlib"):
         return FlagRegistry.installed(refresh=refresh)
+
+
+OF_COMMAND = ("program", "network")
+BESIDE_PROGRAM = ("on", "flags", "budget", "seconds", "beam", "no_cache", "timeout", "json")
+
+
+@app.command(cls=ProgramCommand)
+def tune(
+    called: typer.Context,
+    target: options.MaybeTarget = None,
+    on: options.On = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    mesh: options.Mesh = None,
+    strategy: options.Strategy = None,
+    remat: options.Remat = None,
+    optimizer: options.Optimizer = None,
+    moment_dtype: options.MomentDtype = None,
+    microbatches: options.Microbatches = None,
+    attention: options.Attention = None,
+    set_: options.Set = None,
+    arg: options.Arg = None,
+    donate: options.Donate = None,
+    flags: Annotated[str, typer.Option(help="Options to start from.")] = "",
+    budget: Annotated[
+        int, typer.Option(help="Compiles to spend at most.", callback=within(COUNT))
+    ] = 24,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time to spend at most.", callback=within(SECONDS))
+    ] = None,
+    beam: Annotated[
+        int,
+        typer.Option(help="Sets of options kept from group to group.", callback=within(COUNT)),
+    ] = 1,
+    program: Annotated[
+        str | None,
+        typer.Option(help="Of a command: the jitted function to tune for instead of the step."),
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Of a command: let it reach other machines.")
+    ] = False,
+    no_cache: options.NoCache = False,
+    timeout: options.Timeout = None,
+    json: options.Json = False,
+) -> None:
+    """Search compiler options for a job: exit 0 fits, 3 nothing fits, 4 could not tell.
+
+    Any other jax program is tuned unmodified, behind two dashes: tpukit flags tune --on v6e-8 --
+    python train.py. A capture of tpukit check --keep can be tuned too: tpukit flags tune FOLDER.
+    """
+    from ..checker.flag_tuning.search import tune_flags
+    from ..compiler.aot import DEFAULT_TIMEOUT_S
+
+    say = Announcer()
+    typed = command_behind(called)
+    kept = typed is None and is_kept(target)
+    how: dict[str, Any] = {
+        "budget": budget,
+        "seconds": seconds,
+        "beam": beam,
+        "timeout_s": timeout or DEFAULT_TIMEOUT_S,
+        "use_cache": not no_cache,
+        "progress": say,
+    }
+    if typed is not None or kept:
+        allowed = (*BESIDE_PROGRAM, *(["target"] if kept else OF_COMMAND))
+        kind = "kept capture" if kept else "command of yours"
+        refuse_all_but(called, allowed, f"is not for a {kind}.")
+        folder = Path(target) if kept and target else None
+        asked = AskedProgram(typed or (), folder, program, network=network, timeout_s=timeout)
+        with refusals_as_exit_codes():
+            started = options.compiler_options(flags) if flags else {}
+            found = tune_flags(asked.capture_on_one(on, say), options=started, **how)
+        show(found, json=json)
+        raise typer.Exit(found.exit_code)
+    refuse(called, OF_COMMAND, "is for a command; write it behind --, such as -- python train.py.")
+    if target is None:
+        raise ConfigError(
+            "what should be tuned? Name a job.yaml, a preset, a folder that `tpukit check --keep` "
+            "wrote, or a command behind --."
+        )
+    say(f"tuning {target}" + (f" on {on}" if on else ""))
+    from ..checker.check import as_job
+    from ..checker.compiling import lower_job
+    from .job_options import lower_function
+
+    wanted = options.changes(
+        set_,
+        on=on,
+        batch_size=batch,
+        sequence_length=sequence,
+        mesh=mesh,
+        strategy=strategy,
+        remat=remat,
+        train__optimizer=optimizer,
+        train__moment_dtype=moment_dtype,
+        microbatches=microbatches,
+        attention=attention,
+        options=options.compiler_options(flags),
+    )
+    with refusals_as_exit_codes():
+        request = (
+            lower_function(target, wanted, arg, donate, progress=say)
+            if arg
+            else lower_job(as_job(target, wanted), progress=say, remember=not no_cache)
+        )
+        found = tune_flags(request, **how)
+    show(found, json=json)
+    raise typer.Exit(found.exit_code)

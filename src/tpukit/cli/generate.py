@@ -1,11 +1,14 @@
 """`tpukit generate`: text from a run's newest checkpoint, or from a Hugging Face folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import TPUValidationError
+from ..exit_codes import ExitCode
 from ..runtime.ranges import COUNT, PART, SEED, SHARE, WEIGHT
 from ..shown import Shown
 from . import job_options as options
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh
 
-    from ..models.generation import TextPart
+    from ..models.generation import CacheSpec, Generation, Sampling, TextPart
     from ..training.data.tokenizer import Tokenizer
     from ..training.trained_model import TrainedModel
-    from .generate_cache import CacheUse
+
 
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
 Prompt = Annotated[str, typer.Option(help="What to continue.")]
@@ -80,9 +83,9 @@ def generate(
     step: Step = None,
     json: options.Json = False,
 ) -> None:
-    """Continue a prompt; the text goes to standard output as it is made.
+    """Continue a prompt; the text is printed to standard output as it is generated.
 
-    With --kv, exit 1 where too many tokens are not those of a full cache.
+    With --kv, exit 1 if too many tokens differ from those of a full cache.
     """
     if system is not None and not chat:
         raise TPUValidationError("--system is part of a conversation; add --chat.")
@@ -91,7 +94,6 @@ def generate(
     configure_tpu_environment()
     from ..models.generation import Generator, Sampling, stream_text
     from ..training.trained_model import load_trained
-    from .generate_cache import cache_spec, measure_use
     from .output import show
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -102,7 +104,7 @@ def generate(
     wanted = max_new_tokens or min(DEFAULT_NEW_TOKENS, model.config.max_seq_len - len(start))
     spec = None if kv is None else cache_spec(kv, model)
     generator = Generator(model.config, model.params, kv=spec)
-    # Not before there is something to add: an error would stand beside half a sentence.
+    # Only when there is text, because an error would otherwise follow half a sentence.
     unsaid, last = "" if chat else prompt, None
     for last in stream_text(
         generator,
@@ -128,12 +130,12 @@ def generate(
         typer.echo("")
         typer.echo(generated.headline(), err=True)
     if use is not None and use.reached is False:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText(Shown):
-    """A prompt, its continuation, and where it comes from."""
+    """A prompt, its continuation, and their source."""
 
     prompt: str
     part: "TextPart"
@@ -141,7 +143,7 @@ class GeneratedText(Shown):
     cache: "CacheUse | None" = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "prompt": self.prompt,
             "text": self.part.text,
@@ -154,7 +156,7 @@ class GeneratedText(Shown):
         }
 
     def headline(self) -> str:
-        """A line about model and speed, and one about the cache."""
+        """One line on model and speed, and one on the cache."""
         about, found = self.model, self.part.generation
         at = "" if about.step is None else f" at step {about.step}"
         step = found.step_time_s
@@ -171,7 +173,7 @@ class GeneratedText(Shown):
 
 
 def _mesh(text: str | None) -> "Mesh":
-    """The devices to use: those of a mesh that was typed, or the first."""
+    """Return the mesh that was typed, or one with the first device."""
     import jax
 
     from ..parallel import create_mesh
@@ -182,7 +184,7 @@ def _mesh(text: str | None) -> "Mesh":
 
 
 def _conversation(tokenizer: str | None, prompt: str, system: str | None) -> str:
-    """The text that asks a model for an answer, by the template beside its tokenizer."""
+    """Return the prompt in the chat template of the tokenizer's folder."""
     from ..models.huggingface.chat import load_chat_template
 
     said = [] if system is None else [{"role": "system", "content": system}]
@@ -196,9 +198,9 @@ def _conversation(tokenizer: str | None, prompt: str, system: str | None) -> str
 
 
 def _ends(given: str | None, words: "Tokenizer", model: "TrainedModel") -> list[int]:
-    """Every token that ends a text, by the model's files or those of a tokenizer that was given."""
-    from ..models.huggingface.generation_config import read_generation_config
-    from ..training.data.tokenizer_files import text_ends
+    """Return every token that ends a text, from the model's files or the given tokenizer."""
+    from ..models.huggingface.config import read_generation_config
+    from ..training.data.tokenizer import text_ends
 
     if given is None:
         return text_ends(words, model.generation)
@@ -207,7 +209,7 @@ def _ends(given: str | None, words: "Tokenizer", model: "TrainedModel") -> list[
 
 
 def _folder_of(tokenizer: str | None) -> "Path | None":
-    """The folder that a tokenizer was read from; None for bytes."""
+    """Return the folder of a tokenizer; None for bytes."""
     from pathlib import Path
 
     if tokenizer is None or tokenizer == "bytes":
@@ -229,7 +231,7 @@ def _tokenizer(model: "TrainedModel", given: str | None) -> "Tokenizer":
 def _encoded(
     prompt: str, tokenizer: "Tokenizer", model: "TrainedModel", *, chat: bool
 ) -> list[int]:
-    """The prompt's tokens after those that begin a document; a chat template writes its own."""
+    """Return the prompt's tokens, with begin-of-document tokens unless a chat template has them."""
     from ..training.data.tokenizer import start_of_document
 
     tokens = [int(token) for token in tokenizer.encode_batch([prompt])[0]]
@@ -244,3 +246,77 @@ def _encoded(
             'give --prompt "…".'
         )
     return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheUse:
+    """The effect of a narrow cache on one text (origin: measured).
+
+    Attributes:
+        format: Format of the cache.
+        bits: Bits per value, at the length of this text.
+        kept: Share of tokens that a full cache would have chosen too, with the same seed; None if
+            not measured.
+        target: Required share.
+    """
+
+    format: str
+    bits: float
+    kept: float | None
+    target: float
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target is reached; None if not measured."""
+        return None if self.kept is None else self.kept >= self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "format": self.format,
+            "bits": self.bits,
+            "choices_kept": self.kept,
+            "target": self.target,
+            "reached": self.reached,
+        }
+
+    def line(self) -> str:
+        """One sentence on the cache."""
+        about = f"KV cache in {self.format} ({self.bits:.2f} bits a value): "
+        if self.kept is None:
+            return about + "what it changed was not measured"
+        said = "yes" if self.reached else "no"
+        return about + (
+            f"{said}, {self.kept:.1%} of the tokens are those that a full cache would have chosen "
+            f"after the same text (measured; asked for is {self.target:.0%})"
+        )
+
+
+def cache_spec(name: str, model: "TrainedModel") -> "CacheSpec":
+    """Return the cache of a format, or of a folder from `tpukit quantize --kv … -o`."""
+    from ..models.generation import CacheSpec
+    from ..quantization.cache.codebooks import is_cache_folder, load_cache
+
+    folder = Path(name).expanduser()
+    return load_cache(folder, model.config) if is_cache_folder(folder) else CacheSpec.of(name)
+
+
+def measure_use(
+    model: "TrainedModel",
+    spec: "CacheSpec",
+    prompt: Sequence[int],
+    found: "Generation",
+    sampling: "Sampling",
+    target: float,
+) -> CacheUse:
+    """Score the text with a full cache; a target of 0 measures nothing."""
+    from ..models.generation import Generator
+    from ..quantization.cache.retention import cache_bits, share_kept
+
+    kept = None
+    if target > 0:
+        full = Generator(model.config, model.params)
+        kept = share_kept(full, [prompt], found, sampling)
+    length = len(prompt) + len(found.tokens[0])
+    bits = cache_bits(model.config, spec.format, length)
+    return CacheUse(format=spec.format.name, bits=bits, kept=kept, target=target)

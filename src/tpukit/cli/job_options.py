@@ -1,4 +1,4 @@
-"""A job, or a function of one's own, on the command line: the same words for every command."""
+"""Options that several commands share, for jobs and for functions."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def presets_like(incomplete: str) -> list[str]:
-    """Presets that a word may become, for a shell to offer."""
+    """Return presets that start with a word, for shell completion."""
     from ..models.presets import list_presets
 
     return [name for name in list_presets() if name.startswith(incomplete)]
 
 
 def slices_like(incomplete: str) -> list[str]:
-    """Slices that a word may become; generations while nothing is typed."""
+    """Return slices that start with a word, for shell completion; generations if it is empty."""
     from ..hardware import list_chips, list_slices
 
     known = [chip for chip in list_chips() if chip.rules is not None]
@@ -32,7 +32,6 @@ def slices_like(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-# One way to name a model everywhere.
 TARGET_HELP = (
     "A preset, a job.yaml, a folder with a config.json, or file.py:build (module:build) that "
     "returns a Workload or a model of your own."
@@ -103,13 +102,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def torch_or_target(target: str | None, torch: str | None) -> str:
-    """Return what to check: the one of the two that was given.
+    """Return the model to check: TARGET, or the module of --torch.
 
     Raises:
         ConfigError: Both were given, or neither.
     """
     from ..errors import ConfigError
-    from ..job.torch_source import PREFIX
+    from ..job.model_source import PREFIX
 
     if (target is None) == (torch is None):
         seen = "both a TARGET and --torch" if target is not None else "nothing"
@@ -121,9 +120,9 @@ def torch_or_target(target: str | None, torch: str | None) -> str:
 
 
 def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:
-    """Return what was typed, by key of the job; an option goes before `--set`.
+    """Return the typed options by key of the job; an option overrides `--set`.
 
-    Keys of sections are given with two underscores: `train__optimizer` is `train.optimizer`.
+    Two underscores separate section and key: `train__optimizer` is `train.optimizer`.
     """
     from ..job.document import parse_assignments
 
@@ -141,7 +140,7 @@ def mesh_here(text: str) -> "DeviceMesh":
 
 
 def compiler_options(flags: str) -> dict[str, Any] | None:
-    """Return compiler options from a flag string, checked; None where there are none."""
+    """Return validated compiler options from a flag string; None if it is empty."""
     if not flags:
         return None
     from ..runtime.flags import as_compiler_options, parse_flags
@@ -150,10 +149,10 @@ def compiler_options(flags: str) -> dict[str, Any] | None:
 
 
 def callable_of(target: str, found: Any) -> Any:
-    """Return what a target leads to, which must be a function.
+    """Return the function that a target names.
 
     Raises:
-        ConfigError: It is a model, which has no arguments of its own to give.
+        ConfigError: It is a model, which takes no --arg.
     """
     from ..errors import ConfigError
 
@@ -173,14 +172,14 @@ def lower_function(
     *,
     progress: "Progress",
 ) -> "CompileRequest":
-    """Lower a function for the slice that was typed.
+    """Lower a function for a slice.
 
     Raises:
-        ConfigError: Something was typed that only a job has, or no slice, or too few arguments.
+        ConfigError: An option belongs to jobs only, the slice is missing, or there are too few
+            arguments.
     """
-    from ..compiler.program.entry import built, needed_arguments
+    from ..compiler.program.entry import built, needed_arguments, sharded_arguments
     from ..compiler.program.request import make_request
-    from ..compiler.program.sharded_arguments import sharded_arguments
     from ..errors import ConfigError
     from ..hardware import Slice
     from ..hardware.mesh_sizes import parse_mesh

@@ -1,13 +1,16 @@
-"""`tpukit kernel`: list ops, time them for chips nobody has here, and choose their blocks."""
+"""`tpukit kernel`: list ops, estimate their time without the chip, and choose their blocks."""
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..exit_codes import ExitCode
 from ..runtime.ranges import COUNT, SECONDS
+from ..shown import Shown
 from .job_options import Json, NoCache
 from .kernel_options import (
     Backward,
@@ -28,24 +31,26 @@ from .output import Announcer, print_whole
 from .values import output_folder, within
 
 if TYPE_CHECKING:
+    from ..kernels.registry.op import Op
     from ..kernels.timing import KernelBench
+    from ..kernels.tuning import TuningResult
     from ..runtime.progress import Progress
+
 
 app = typer.Typer(no_args_is_help=True)
 OP_ARGUMENT: Any = typer.Argument(
     help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."
 )
-NOTHING_SCORED = 4
 
 
 @app.command("list")
 def list_ops(json: Json = False) -> None:
     """List the ops with their cases and implementations."""
     start()
-    from ..kernels.registry.listing import OpListing
+    from ..kernels.registry.registry import OpListing
     from .output import show
 
-    show(OpListing.of_registry(), json=json)
+    show(OpListing.from_registry(), json=json)
 
 
 @app.command()
@@ -78,10 +83,10 @@ def bench(
     no_cache: NoCache = False,
     json: Json = False,
 ) -> None:
-    """Estimate an op's time on generations you do not have: cycles, bound, error, against XLA.
+    """Estimate an op's time on chips you do not have: cycles, bound, error, against XLA.
 
-    Exit 4: a kernel has no time, because it does not compile or cannot be followed. With
-    --timings, estimate measured kernels and say how far the estimates are off.
+    Exit 4 if a kernel has no estimate, because it does not compile or cannot be simulated. With
+    --timings, estimate measured kernels and report the errors of the estimates.
     """
     start()
     from ..errors import TPUValidationError
@@ -116,13 +121,13 @@ def bench(
         implementations=wanted,
         values=values,
         progress=_numbered(len(chips) * len(cases) * len(wanted)),
-        found=None if json else _show_as_they_come(),
+        on_rows=None if json else _show_as_they_come(),
         use_cache=not no_cache,
     )
     if json:
         show(result, json=True)
     if not result.is_timed:
-        raise typer.Exit(NOTHING_SCORED)
+        raise typer.Exit(ExitCode.COULD_NOT_TELL)
 
 
 @app.command()
@@ -156,11 +161,10 @@ def tune(
     no_cache: NoCache = False,
     json: Json = False,
 ) -> None:
-    """Choose an op's block sizes for a generation, with no TPU, and keep them as data."""
+    """Choose an op's block sizes for a generation, without a TPU, and write them as data."""
     start()
     from ..errors import TPUValidationError
     from ..kernels.tuning import local_chip, measured_timer, tune_op
-    from .kernel_tunings import Tunings, folder_for
     from .output import show
 
     found = find_op(op)
@@ -195,13 +199,13 @@ def tune(
 
 
 def _numbered(total: int) -> "Progress":
-    """Say which of all compiles is under way."""
+    """Number the progress lines of compiles."""
     say, number = Announcer(), itertools.count(1)
     return lambda line: say(f"[{next(number)}/{total}] {line}")
 
 
 def _show_as_they_come() -> "Callable[[KernelBench], None]":
-    """Print each case as soon as it is timed: the first is there within seconds."""
+    """Print each case as soon as it is timed."""
     from rich.text import Text
 
     titled = False
@@ -225,10 +229,10 @@ def score_file(
     use_cache: bool,
     json: bool,
 ) -> None:
-    """Score estimates against a file of measured kernels; exit 4 where no row has an estimate.
+    """Score estimates against a file of measured kernels; exit 4 if no row has an estimate.
 
     Raises:
-        TPUValidationError: The file cannot be read, or has no such rows.
+        TPUValidationError: The file cannot be read, or has no matching rows.
         SliceError: `on` names no generation.
     """
     from ..kernels.timing.measured import read_timings, score_timings
@@ -247,4 +251,59 @@ def score_file(
         )
     show(score, json=json)
     if not score.scored:
-        raise typer.Exit(NOTHING_SCORED)
+        raise typer.Exit(ExitCode.COULD_NOT_TELL)
+
+
+def folder_for(op: "Op", out: Path | None) -> Path:
+    """Return the folder for the blocks of an op: `out`, or the op's own.
+
+    Raises:
+        TPUValidationError: There is no folder, or it cannot be written.
+    """
+    from ..errors import TPUValidationError
+    from ..kernels.blocks.tuned import data_folder
+    from ..kernels.registry.registry import builtin_ops
+    from ..runtime.files import try_output_folder
+
+    if out is None and op.name not in builtin_ops():
+        raise TPUValidationError(f"{op.name} has no folder of its own: give -o, or --dry-run.")
+    folder = data_folder(op.name) if out is None else out / op.name
+    try_output_folder(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Tunings(Shown):
+    """The result of tuning.
+
+    Attributes:
+        folder: Folder that the blocks were written to; None if they were not.
+    """
+
+    results: "tuple[TuningResult, ...]"
+    folder: Path | None = None
+
+    @property
+    def note(self) -> str:
+        """The place of the blocks, and how dispatch uses them."""
+        from ..kernels.blocks.tuned import data_folder
+
+        if self.folder is None:
+            return "Nothing was written (--dry-run)."
+        where = f"The blocks are in {self.folder}"
+        if self.folder == data_folder(self.results[0].op):
+            return f"{where}, where dispatch finds them."
+        return f"{where}; use_tuned_blocks({str(self.folder.parent)!r}) lets dispatch take them."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "results": [result.to_dict() for result in self.results],
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*self.results, Text(self.note))

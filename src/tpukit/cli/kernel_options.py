@@ -1,4 +1,4 @@
-"""What the commands on kernels share: their options, cases made from text, and progress."""
+"""What kernel commands share: options, cases from text, and progress."""
 
 import json as json_module
 import sys
@@ -39,18 +39,18 @@ Backward = Annotated[bool, typer.Option("--backward", help="The gradient, forwar
 
 
 def start() -> None:
-    """Make this process safe for jax: it compiles for TPUs, and must not look for one."""
+    """Configure this process to compile for TPUs without searching for one."""
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()
 
 
 def find_op(name: str) -> "Op":
-    """The op of that name, or the one that `file.py:name` or `module:name` leads to.
+    """Return the op of that name, or of `file.py:name` or `module:name`.
 
     Raises:
         TPUKernelError: There is no op of that name.
-        TPUValidationError: There is nothing of that name in the file, or it is no op.
+        TPUValidationError: The file has no such name, or it is not an op.
     """
     from ..compiler.program.entry import load_function
     from ..errors import TPUValidationError
@@ -66,11 +66,11 @@ def find_op(name: str) -> "Op":
 
 
 def chosen_chips(text: str) -> list[str]:
-    """The generations a user named, by their own names.
+    """Return the names of the generations in `--on`.
 
     Raises:
-        SliceError: One of them is none; the message names the nearest.
-        TPUValidationError: None is named at all.
+        SliceError: A name is unknown; the message has the nearest one.
+        TPUValidationError: No generation is named.
     """
     from ..errors import TPUValidationError
     from ..hardware import get_chip
@@ -87,11 +87,10 @@ def choose_cases(
     shapes: Sequence[str] | None,
     options: Sequence[str] | None,
 ) -> "list[KernelCase]":
-    """The op's cases of these names, or one made of shapes and options; all of its by default.
+    """Return the op's cases of these names, or one made from shapes and options; by default all.
 
     Raises:
-        TPUValidationError: A shape or option cannot be read or is not what the op takes, or both
-            ways are used.
+        TPUValidationError: A shape or option is not valid for the op, or both ways are used.
         TPUKernelError: The op has no such case.
     """
     from ..compiler.program.entry import parse_argument
@@ -115,10 +114,10 @@ def choose_cases(
 
 
 def _check_case(op: "Op", case: "KernelCase") -> None:
-    """Refuse shapes that the op does not take before anything is compiled, and show some it does.
+    """Refuse shapes that the op does not take before any compile, and show valid ones.
 
     Raises:
-        TPUValidationError: With what the op says of them.
+        TPUValidationError: The op refuses the shapes; the message has its reason.
     """
     import jax
 
@@ -140,7 +139,7 @@ def _check_case(op: "Op", case: "KernelCase") -> None:
 
 
 def _keyword(text: str) -> tuple[str, Any]:
-    """`causal=true` as a name and a value; what is no JSON value is a string."""
+    """Return name and value of `causal=true`; a value that is not JSON is a string."""
     from ..errors import TPUValidationError
 
     name, sign, value = text.partition("=")
@@ -155,10 +154,10 @@ def _keyword(text: str) -> tuple[str, Any]:
 def read_values(
     texts: Sequence[str] | None, cases: "Sequence[KernelCase]" = ()
 ) -> "Callable[[KernelCase], dict[int, Any]] | None":
-    """What `--value` says, for any case.
+    """Return the values of `--value`, for any case.
 
     Raises:
-        TPUValidationError: It cannot be read, or one of the cases has no such array.
+        TPUValidationError: A value is not valid, or a case has no such array.
     """
     import numpy as np
 
@@ -202,7 +201,7 @@ def read_values(
 
 @contextmanager
 def counted(total: int | None) -> "Generator[Progress]":
-    """A function that says on standard error what is compiled now, and how far it is."""
+    """Return a function that prints the current compile and its number to standard error."""
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     from ..runtime.progress import Counted

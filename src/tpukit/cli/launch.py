@@ -1,6 +1,10 @@
-"""`tpukit launch`: a job on a pod, from asking for chips to the last step."""
+"""`tpukit launch`: run a job on a pod."""
 
-from typing import TYPE_CHECKING, Annotated
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -8,7 +12,9 @@ from . import job_options as options
 
 if TYPE_CHECKING:
     from ..pods.launching.background import BackgroundRun
+    from ..pods.launching.run_log import RunLogEntry
     from ..pods.store import Store
+
 
 FIRST_S = 10.0
 """How long a detached run is watched; one that makes a step or ends is left at once."""
@@ -42,7 +48,7 @@ def launch(
 ) -> None:
     """Run a job on a pod: exit 0 done or stopped and saved, 5 no capacity, 6 given up, or train's.
 
-    Ctrl-C lets the job save and end, and gives the pod back.
+    Ctrl-C lets the job save and end, and releases the pod.
     """
     from pathlib import Path
 
@@ -71,9 +77,8 @@ def follow(
 ) -> int:
     """Show a run until it ends; Ctrl-C stops it. Returns the exit code."""
     from ..pods.cost import CostReport
-    from ..pods.launching.result import LaunchResult
+    from ..pods.launching.run_log import LaunchResult
     from ..runtime.interruption import undone_if_interrupted
-    from .launch_view import watching
     from .output import Announcer, show
 
     Announcer.hush()  # from here on the run itself is shown
@@ -89,7 +94,7 @@ def follow(
 
 
 def _stop(run: "BackgroundRun") -> None:
-    """Let the job save and end, for as long as a command that was interrupted may take."""
+    """Let the job save and end, within the time that an interrupted command may take."""
     import sys
 
     if not run.stop(wait_s=1.4):
@@ -97,10 +102,9 @@ def _stop(run: "BackgroundRun") -> None:
 
 
 def _leave(run: "BackgroundRun", store: "Store", *, json: bool) -> int:
-    """Tell how a run stands after its first seconds, and leave it. Returns the exit code."""
+    """Show the state of a run after its first seconds, leave it running, return the exit code."""
     from ..pods.cost import CostReport
-    from ..pods.launching.result import LaunchResult
-    from .launch_view import line_of
+    from ..pods.launching.run_log import LaunchResult
     from .output import Announcer, show
 
     last = run.begin(FIRST_S)
@@ -115,3 +119,102 @@ def _leave(run: "BackgroundRun", store: "Store", *, json: bool) -> int:
         f"tpukit pods down {run.name} ends it"
     )
     return 0
+
+
+STEPS_EVERY_S = 5.0
+"""Off a terminal, a step is shown this often."""
+_OWN_STEP = re.compile(r"step \d+/\d+  loss ")
+
+
+class LaunchView(Protocol):
+    """Shows the entries of a run's log."""
+
+    def show(self, entry: "RunLogEntry") -> None:
+        """Show one entry."""
+        ...
+
+
+class PlainLaunchView:
+    """Shows one line per entry, for files and pipes.
+
+    Steps are shown for jobs that print none themselves; `tpukit train` prints its own.
+    """
+
+    def __init__(self, steps: int | None, *, to_stderr: bool) -> None:
+        self._of = f"/{steps}" if steps else ""
+        self._stream = sys.stderr if to_stderr else sys.stdout
+        self._shown_at: float | None = None
+        self._prints_steps = False
+
+    def show(self, entry: "RunLogEntry") -> None:
+        """Write the entry; only some of the steps are written."""
+        self._prints_steps = self._prints_steps or is_own_step(entry)
+        if entry.kind == "step":
+            if self._shown_at is None:
+                self._shown_at = entry.at  # the job's own line on its first step may follow
+            if self._prints_steps or entry.at - self._shown_at < STEPS_EVERY_S:
+                return
+            self._shown_at = entry.at
+        text = line_of(entry, self._of)
+        if text:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+
+@contextmanager
+def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[LaunchView]:
+    """Return a view: with a progress bar on a terminal, otherwise plain lines."""
+    from ..terminal import open_console, text_column
+
+    console = open_console(stderr=True)
+    if not console.is_terminal:
+        yield PlainLaunchView(steps, to_stderr=to_stderr)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.text import Text
+
+    columns = (
+        text_column("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        text_column("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("asking for a pod", total=steps, loss="")
+
+        class BarView:
+            figures = ""  # of the job's own lines on its steps
+
+            def show(self, entry: "RunLogEntry") -> None:
+                if is_own_step(entry):
+                    self.figures = entry.text.partition("  ")[2]
+                    return
+                if entry.kind == "step":
+                    loss = entry.data["loss"]
+                    shown = self.figures or ("" if loss is None else f"loss {loss:.4f}")
+                    bar.update(
+                        task, completed=entry.data["step"], loss=shown, description="training"
+                    )
+                    return
+                if entry.kind in ("pod", "attempt"):
+                    bar.update(task, description=entry.text.split(":")[0])
+                if text := line_of(entry, ""):
+                    bar.console.print(Text(text))
+
+        yield BarView()
+
+
+def is_own_step(entry: "RunLogEntry") -> bool:
+    """Whether a line is a step line of `tpukit train`."""
+    return entry.kind == "line" and _OWN_STEP.match(entry.text) is not None
+
+
+def line_of(entry: "RunLogEntry", of: str) -> str:
+    """Return the line of an entry; "" for the last one, which is shown as a result."""
+    if entry.is_final:
+        return ""
+    if entry.kind == "step":
+        loss = entry.data["loss"]
+        return f"step {entry.data['step']}{of}" + ("" if loss is None else f"  loss {loss:.4f}")
+    return f"[{entry.host}] {entry.text}" if entry.host else f"-- {entry.text}"

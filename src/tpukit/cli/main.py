@@ -1,17 +1,15 @@
-"""The `tpukit` command: how it starts, how Ctrl-C ends it, and how errors reach a person."""
+"""The `tpukit` command: its start, Ctrl-C, and how errors are shown."""
 
 import os
 import sys
 
 from ..errors import TPUError, in_few_words
+from ..exit_codes import ExitCode
 from ..runtime.interruption import end_on_ctrl_c, exit_code, was_interrupted
-
-UNEXPECTED = 1
-USER_ERROR = 2
 
 
 def run() -> None:
-    """Entry point: a user's error is one line on standard error, never a traceback."""
+    """Run the command; an error of the user is one line on standard error, not a traceback."""
     end_on_ctrl_c()  # first of all: importing what commands are made of takes a while
     from .app import app
 
@@ -23,15 +21,15 @@ def run() -> None:
         raise
     except BrokenPipeError:  # `tpukit slices | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.exit(ExitCode.DONE)
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
         sys.exit(tell(error))
 
 
 def tell(error: Exception) -> int:
-    """Tell a person of an error in one line, and return the exit code it ends with.
+    """Print an error as one line, and return its exit code.
 
-    The traceback is shown instead where `--debug`, or TPUKIT_TRACEBACK, asks for it.
+    With `--debug` or TPUKIT_TRACEBACK, the traceback is printed instead.
     """
     import traceback
 
@@ -40,12 +38,12 @@ def tell(error: Exception) -> int:
     shown = bool(os.environ.get("TPUKIT_TRACEBACK"))
     match error:
         case TPUError():
-            message, code = in_few_words(error), USER_ERROR
-        # A disk, a permission, a name: nobody's fault here, wherever it was met.
+            message, code = in_few_words(error), ExitCode.BAD_INPUT
+        # A full disk, a permission or a path is no bug, wherever it occurs.
         case OSError(filename=str(), strerror=str()):
-            message, code = f"{error.filename}: {error.strerror}.", USER_ERROR
+            message, code = f"{error.filename}: {error.strerror}.", ExitCode.BAD_INPUT
         case _:
-            message, code = "" if shown else _unexpected(error), UNEXPECTED
+            message, code = "" if shown else _unexpected(error), ExitCode.FAILED
     if shown:
         traceback.print_exception(error)
         return code
@@ -54,7 +52,7 @@ def tell(error: Exception) -> int:
 
 
 def _unexpected(error: Exception) -> str:
-    """Return what to tell of an error that no command foresees, its traceback kept in a file."""
+    """Return the message of an unexpected error, whose traceback is written to a file."""
     import traceback
     from datetime import UTC, datetime
 
@@ -65,7 +63,7 @@ def _unexpected(error: Exception) -> str:
     try:
         private_folder(path.parent)
         said = "".join([_typed(sys.argv), "\n", *traceback.format_exception(error)])
-        # What was typed may be no text.
+        # Arguments may contain invalid text.
         write_text(path, said.encode(errors="backslashreplace").decode(), private=True)
     except OSError:
         return f"{what} (tpukit --debug … shows where)."
@@ -73,7 +71,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _typed(words: list[str]) -> str:
-    """Return the command that was typed, without the values of tokens."""
+    """Return the typed command without the values of tokens."""
     kept: list[str] = []
     for word in words:
         name, equals, _ = word.partition("=")

@@ -1,4 +1,4 @@
-"""`tpukit mcp`: the compiler for coding agents, by the Model Context Protocol."""
+"""`tpukit mcp`: an MCP server for coding agents."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ Write = Annotated[
 def mcp(allow_code: AllowCode = False, write: Write = None) -> None:
     """Serve plan, check, kernels, slices and flags to coding agents on standard input and output.
 
-    An agent's configuration names the command: {"command": "tpukit", "args": ["mcp"]}.
+    An agent's configuration has the command: {"command": "tpukit", "args": ["mcp"]}.
     """
     from ..mcp.access import Access
     from ..mcp.server import make_server

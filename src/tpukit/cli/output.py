@@ -1,4 +1,4 @@
-"""What commands say: results as text or JSON from one object, progress, the compiler's refusals."""
+"""Output of commands: results as text or JSON, progress, and refusals of the compiler."""
 
 import json as json_module
 import sys
@@ -12,21 +12,22 @@ from typing import Any, ClassVar, Protocol
 
 import typer
 
+from ..exit_codes import ExitCode
 from ..shown import Shown
 
 
 class Presentable(Protocol):
-    """A result that can show itself to a person and to a machine."""
+    """A result that can be shown as text and as JSON."""
 
     def __rich__(self) -> Any: ...
 
     def to_dict(self) -> Mapping[str, Any]:
-        """The result as JSON data."""
+        """Return the result as JSON data."""
         ...
 
 
 def show(result: Presentable, *, json: bool = False) -> None:
-    """Write `result` to standard output, as JSON when `json` is set."""
+    """Print a result, as JSON if `json` is set."""
     Announcer.hush()
     if json:
         sys.stdout.write(json_module.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -35,7 +36,7 @@ def show(result: Presentable, *, json: bool = False) -> None:
 
 
 def print_whole(renderable: Any) -> None:
-    """Write to standard output: folded to a terminal's width, never folded or cut on a pipe."""
+    """Print to standard output, folded to a terminal's width but never on a pipe."""
     from ..terminal import open_console, width_for
 
     console = open_console()
@@ -45,13 +46,13 @@ def print_whole(renderable: Any) -> None:
 
 @dataclass(frozen=True)
 class Written(Shown):
-    """Files that a command wrote, where that is all there is to say."""
+    """Files that a command wrote, as its only result."""
 
     files: tuple[Path, ...]
     advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"wrote": [str(file) for file in self.files]}
 
     def __rich__(self) -> Any:
@@ -63,7 +64,7 @@ class Written(Shown):
 
 @contextmanager
 def working(what: str) -> Generator[None]:
-    """Say on standard error that something slow is under way: a spinner, or a plain line."""
+    """Show that something slow is running: a spinner on a terminal, otherwise a line."""
     from rich.text import Text
 
     from ..terminal import open_console
@@ -80,28 +81,27 @@ def working(what: str) -> Generator[None]:
 
 @contextmanager
 def refusals_as_exit_codes() -> Generator[None]:
-    """Say what the compiler refused before there was anything to report, and exit as `check` does.
+    """Print a refusal of the compiler that comes before any report, and exit as `check` does.
 
-    Other errors are the user's, and pass through to `main.run`.
+    Other errors are passed on to `main.run`.
     """
-    from ..checker.result import COULD_NOT_TELL, DOES_NOT_FIT
     from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
 
     try:
         yield
     except TPUOutOfMemoryError as error:
         typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
-        raise typer.Exit(DOES_NOT_FIT) from None
+        raise typer.Exit(ExitCode.DOES_NOT_FIT) from None
     except (XLACompilationError, TPUNotAvailableError) as error:
         typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
-        raise typer.Exit(COULD_NOT_TELL) from None
+        raise typer.Exit(ExitCode.COULD_NOT_TELL) from None
 
 
 class Announcer:
-    """Says on standard error what is being done, with the seconds since the start.
+    """Prints the current action to standard error, with the seconds since the start.
 
-    Nobody waits without a word: what takes longer than `SILENCE_S` is named again, until there
-    is an answer (`show`) or the command ends (`cli.app`).
+    An action that takes longer than `SILENCE_S` is printed again, until there is a result (`show`)
+    or the command ends (`cli.app`).
     """
 
     SILENCE_S = 15.0
@@ -114,7 +114,7 @@ class Announcer:
         self._ended = False
 
     def __call__(self, what: str) -> None:
-        """Write one line."""
+        """Print one line."""
         if self._last is None:
             self._speaking.append(self)
             threading.Thread(target=self._repeat, name="announcer", daemon=True).start()
@@ -124,7 +124,7 @@ class Announcer:
 
     @classmethod
     def hush(cls) -> None:
-        """Say nothing again: the answer is there."""
+        """Stop printing, because the result is there."""
         while cls._speaking:
             one = cls._speaking.pop()
             one._ended = True

@@ -9,12 +9,11 @@ import typer
 from ..errors import ConfigError
 from ..runtime.ranges import COUNT
 from . import job_options as options
-from .modes import refuse
-from .values import output_file, within
+from .values import output_file, refuse, within
 
 if TYPE_CHECKING:
     from ..job.job import Job
-    from ..planner.cost.spot import Preemption
+    from ..planner.cost.money import Preemption
 
 MODEL_HELP = (
     "A preset, a config.json or a folder with one, or file.py:build (module:build) that returns a "
@@ -94,7 +93,7 @@ Page = Annotated[
 ]
 
 
-# Options of one of the two answers, which the other would silently leave aside.
+# Options of one kind of plan, which the other kind refuses.
 OF_TRAINING = (
     *("tokens", "deadline", "budget", "objective", "preemptions_per_day", "recovery_minutes"),
     "store_gb_per_second",
@@ -147,8 +146,8 @@ def plan(
     json: options.Json = False,
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
+    from ..planner.cost.candidates import GENERATIONS
     from ..planner.planning import plan as find_plan
-    from ..planner.search.candidates import GENERATIONS
     from .output import Announcer, show
 
     say = Announcer()
@@ -225,7 +224,7 @@ def plan(
 
 
 def _launch_words(job: "Job") -> str:
-    """Say which capacity a launch of the job asks for, where the job states it."""
+    """Return a line on the capacity that a launch of the job would request."""
     launch = job.launch
     if not launch.zones:
         return ""
@@ -236,7 +235,7 @@ def _launch_words(job: "Job") -> str:
 
 
 def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:
-    """Keys of `train: {lora: …}` that were typed; None where nothing was."""
+    """Return the typed keys of `train: {lora: …}`; None if there are none."""
     if rank is None:
         if targets is not None or base is not None:
             raise ConfigError("--lora-targets and --lora-base are of adapters; add --lora-rank 16.")
@@ -252,8 +251,8 @@ def _words(text: str | None) -> list[str]:
 def _preemption(
     per_day: float | None, recovery_minutes: float | None, store_gb_per_second: float | None
 ) -> "Preemption | None":
-    """What spot does to a run, where the user knows better than the public record."""
-    from ..planner.cost.spot import Preemption
+    """Return the preemption rates, with those that the user typed."""
+    from ..planner.cost.money import Preemption
 
     yours = "given by you"
     stated: dict[str, Any] = {}

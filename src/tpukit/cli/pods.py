@@ -1,10 +1,11 @@
-"""`tpukit pods`: list, get, give back, look into and count pods; rehearse and check before."""
+"""`tpukit pods`: list, create, release and inspect pods; rehearse and check first."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..exit_codes import ExitCode
 from ..runtime.ranges import INDEX, SCALE, SECONDS
 from . import job_options as options
 from .launch import Provider, Spot
@@ -18,7 +19,6 @@ app = typer.Typer(no_args_is_help=True)
 STOPPED_WITHIN_S = 40.0
 HEARD_S = 3.0
 """By when a supervisor has heard that it is to stop, and begins nothing more."""
-IN_THE_WAY = 1
 Run = Annotated[str, typer.Argument(help="Name of a run or a pod.")]
 MaybeRun = Annotated[str | None, typer.Argument(help="Name of a run; all when left out.")]
 Zones = Annotated[list[str] | None, typer.Option("--zone", help="Tried in order; repeat.")]
@@ -34,7 +34,7 @@ Wait = Annotated[
 
 
 def _find(store: "Store", name: str) -> "WantedPod":
-    """Return what the store knows of a run or a pod."""
+    """Return the store's entry of a run or a pod."""
     from ..errors import TPUValidationError, did_you_mean
 
     row = store.wanted.find_by_any_name(name)
@@ -48,7 +48,7 @@ def _find(store: "Store", name: str) -> "WantedPod":
 
 
 def _is_supervised(store: "Store", row: "WantedPod") -> bool:
-    """Whether a living process keeps the pod."""
+    """Whether a running process supervises the pod."""
     from ..pods.reconciler import KEEPERS
     from ..pods.store.locks import is_held
 
@@ -56,14 +56,14 @@ def _is_supervised(store: "Store", row: "WantedPod") -> bool:
 
 
 def _has_attempt(store: "Store", row: "WantedPod") -> bool:
-    """Whether an attempt at the run is under way."""
+    """Whether the run has an attempt in progress."""
     attempts = store.attempts(row.name)
     return bool(attempts) and attempts[-1].ending is None
 
 
 @app.command("ls")
 def list_pods(json: options.Json = False) -> None:
-    """List pods as their providers show them now, and delete those that no run wants any more."""
+    """List pods as their providers report them, and delete those that no run needs any more."""
     from ..pods.listing import PodListing
     from ..pods.reconciler import Reconciler
     from ..pods.store import Store
@@ -85,10 +85,9 @@ def get_pod(
     wait: Wait = None,
     json: options.Json = False,
 ) -> None:
-    """Get a pod and keep it until `down`: exit 5 where no zone has it."""
+    """Create a pod and keep it until `down`; exit 5 if no zone has capacity."""
     from ..errors import ConfigError, PodUnavailable
     from ..pods.config import PodConfig
-    from ..pods.launching.result import NO_CAPACITY
     from ..pods.manager import TpuManager
     from .output import Announcer, show
 
@@ -104,13 +103,13 @@ def get_pod(
         if isinstance(error, ConfigError):  # a zone that is not there
             raise
         typer.secho(f"no pod: {error}", fg=typer.colors.YELLOW, err=True)
-        raise typer.Exit(NO_CAPACITY) from None
+        raise typer.Exit(ExitCode.NO_CAPACITY) from None
     show(pod, json=json)
 
 
 @app.command("down")
 def give_pod_back(name: Run, json: options.Json = False) -> None:
-    """Let the run on a pod save and end, if there is one, and give the pod back."""
+    """Let the run on a pod save and end, if there is one, and release the pod."""
     import time
 
     from ..errors import ProviderError, TPUError
@@ -128,7 +127,7 @@ def give_pod_back(name: Run, json: options.Json = False) -> None:
             sure_at = time.monotonic() + HEARD_S
 
             def is_enough() -> bool:
-                # Its processes have ended; what its supervisor does then may wait for a provider.
+                # Its processes have ended; its supervisor may still wait for a provider.
                 return time.monotonic() > sure_at and not _has_attempt(store, row)
 
             BackgroundRun.find(store, row.name).stop(STOPPED_WITHIN_S, is_enough=is_enough)
@@ -147,7 +146,7 @@ def give_pod_back(name: Run, json: options.Json = False) -> None:
 
 @app.command("forget")
 def forget_pod(name: Run, json: options.Json = False) -> None:
-    """Remove a pod from the store without asking its provider, which may be gone for good."""
+    """Remove a pod from the store without calling its provider, which may be gone."""
     from ..errors import ConfigError
     from ..pods.listing import PodListing
     from ..pods.store import Store
@@ -178,12 +177,12 @@ def show_logs(
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Show what a run printed, each line with its host's name; Ctrl-C leaves the run alone."""
+    """Show the output of a run, each line with its host; Ctrl-C does not stop the run."""
     import json as json_module
 
     from ..pods.launching.background import BackgroundRun
     from ..pods.store import Store
-    from .launch_view import watching
+    from .launch import watching
 
     run = BackgroundRun.find(Store(), name)
     entries = run.entries(follow=follow and run.is_running)
@@ -215,7 +214,7 @@ def log_in(
 
 @app.command("cost")
 def show_cost(run: MaybeRun = None, json: options.Json = False) -> None:
-    """Add up what was spent, by run, from ready to released, with the origin of the prices."""
+    """Show costs by run, from ready to released, with the origin of prices."""
     from ..pods.cost import CostReport
     from ..pods.store import Store
     from .output import show
@@ -235,7 +234,7 @@ def look_ahead(
     spot: Spot = None,
     json: options.Json = False,
 ) -> None:
-    """Look at credentials, quota, network and ports without asking for a pod; exit 1 on errors."""
+    """Check credentials, quota, network and ports without requesting a pod; exit 1 on errors."""
     from ..errors import ConfigError
     from ..job.reading import read_job
     from ..pods.config import PodConfig
@@ -254,7 +253,7 @@ def look_ahead(
     report = PreflightReport(manager.opened.name, str(asked.slice), manager.preflight(asked))
     show(report, json=json)
     if not report.is_clear:
-        raise typer.Exit(IN_THE_WAY)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("lint")
@@ -268,14 +267,14 @@ def lint_manifests(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check manifests before they are applied, with no cluster; exit 1 on errors."""
+    """Check Kubernetes manifests without a cluster; exit 1 on errors."""
     from ..pods.manifests import lint_files, read_pools
     from .output import show
 
     report = lint_files(*files, pools=None if nodes is None else read_pools(nodes))
     show(report, json=json)
     if not report.is_ok:
-        raise typer.Exit(IN_THE_WAY)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("emulate")

@@ -1,4 +1,4 @@
-"""`tpukit presets`: the models that have a name."""
+"""`tpukit presets`: list the named models."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def presets(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the models that commands know by name: size, layers, experts, context, source."""
-    from ..models.preset_listing import PresetListing
+    """List the named models: size, layers, experts, context, source."""
+    from ..models.presets import PresetListing
 
     show(PresetListing.of(name), json=json)

@@ -1,11 +1,11 @@
-"""`tpukit profile`: what bounds a program that was recorded, and what to do about it."""
+"""`tpukit profile`: what bounds a recorded program, and what to change."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..runtime.run_files import CHECK_FILE
+from ..records.names import CHECK_FILE
 from .job_options import Json
 from .output import show
 from .values import output_file
@@ -27,7 +27,7 @@ def profile(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what bounds a recorded program: compute, memory, communication, input or overhead."""
+    """Show what bounds a recorded program: compute, memory, communication, input or overhead."""
     from ..observe.profiling.page import write_page
     from ..observe.profiling.profile import read_newest
     from ..observe.profiling.steps import predicted_step

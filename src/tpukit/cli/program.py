@@ -1,4 +1,4 @@
-"""`tpukit check … -- COMMAND`: any program, unmodified, judged as if it ran on the slice."""
+"""`tpukit check … -- COMMAND`: check any unmodified program as if it ran on a slice."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import ConfigError, TPUError
+from ..exit_codes import ExitCode
 from .output import Announcer, print_whole, refusals_as_exit_codes, show
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ COMMAND = "tpukit.command"
 
 
 class ProgramCommand(TyperCommand):
-    """A command that takes another command behind `--`, kept apart from its own words."""
+    """A command that takes another command behind `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take everything behind the first `--` as the command, and parse the rest."""
+        """Split off everything behind the first `--`, and parse the rest."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[COMMAND] = args[at + 1 :]
@@ -35,23 +36,23 @@ class ProgramCommand(TyperCommand):
 
 
 def is_kept(target: str | None) -> bool:
-    """Return whether a target is a folder that `tpukit check --keep` wrote."""
+    """Whether a target is a folder of `tpukit check --keep`."""
     return target is not None and (Path(target) / "capture.json").is_file()
 
 
 def command_behind(called: typer.Context) -> list[str] | None:
-    """Return the command that was typed behind `--`, or None where there is no `--`."""
+    """Return the command behind `--`; None without `--`."""
     return called.meta.get(COMMAND)
 
 
 @dataclass(frozen=True)
 class AskedProgram:
-    """What was typed beside a command.
+    """A command to capture, with its options.
 
     Attributes:
         command: The program and its arguments.
-        folder: A capture that was kept, instead of a command.
-        program: The jitted function to judge; None for the training step.
+        folder: A kept capture, instead of a command.
+        program: The jitted function to check; None for the training step.
     """
 
     command: Sequence[str]
@@ -63,7 +64,7 @@ class AskedProgram:
     timeout_s: float | None = None
 
     def capture(self, on: str, progress: "Progress") -> "Captured":
-        """Return the capture for one slice."""
+        """Return the capture for a slice."""
         from ..capturing.captured import read_capture
         from ..capturing.running import run_captured
         from ..hardware import Slice
@@ -82,7 +83,7 @@ class AskedProgram:
         return captured.moved_to(Slice.parse(on)) if on else captured
 
     def capture_on_one(self, on: str | None, progress: "Progress") -> "Captured":
-        """Return the capture for the one slice that a command needs."""
+        """Return the capture for the only slice of `--on`."""
         from ..hardware import Slice
 
         if on is None and self.folder is None:
@@ -93,7 +94,7 @@ class AskedProgram:
 
     @contextmanager
     def kept_capture(self, on: str | None, progress: "Progress") -> "Generator[Path]":
-        """Yield a folder with the capture for one slice, as another process reads it."""
+        """Yield a folder with the capture for one slice, for another process to read."""
         from ..runtime.files import temporary_folder
 
         if self.folder is not None:
@@ -106,7 +107,7 @@ class AskedProgram:
             yield folder
 
     def capture_again(self, say: Announcer) -> "Callable[[Slice], Captured] | None":
-        """Return what captures the command for another slice; None for a kept capture."""
+        """Return a function that captures for another slice; None for a kept capture."""
         if self.folder is not None:
             return None
         other = replace(self, keep=None)
@@ -116,7 +117,7 @@ class AskedProgram:
 def check_programs(
     asked: AskedProgram, on: str | None, say: Announcer, **how: Any
 ) -> "Mapping[str, Any]":
-    """Judge a program on each slice named between commas; return results or reasons by slice."""
+    """Check a program on each slice of `--on`; return the result or the reason by slice."""
     from ..checker.captured import check_captured
     from ..hardware import Slice
 
@@ -152,8 +153,8 @@ def check_command(
     write: Any,
     **how: Any,
 ) -> None:
-    """Judge a program, show the answer, and exit as `check` does."""
-    from ..checker.capture_view import ProgramTable, SliceComparison
+    """Check a program, show the result, and exit as `check` does."""
+    from ..checker.capture_report import ProgramTable, SliceComparison
     from ..compiler.memory.view import verdict_line
     from ..hardware import Slice
 
@@ -166,7 +167,7 @@ def check_command(
     if asked.list_programs:
         for captured in found.values():
             show(ProgramTable(captured), json=json)
-        raise typer.Exit(0)
+        raise typer.Exit(ExitCode.DONE)
     if len(found) > 1:
         table = SliceComparison([(Slice.parse(name), one) for name, one in found.items()])
         show(table, json=json)
@@ -177,9 +178,8 @@ def check_command(
 
 
 def end_check(result: "CheckResult", *, json: bool, baseline: Path | None) -> NoReturn:
-    """Show a result, name what is worse than in an earlier report, and exit."""
-    from ..checker.baseline import find_regressions
-    from ..checker.result import WORSE
+    """Show a result and its regressions against an earlier report, and exit."""
+    from ..checker.report.comparison import find_regressions
 
     if json:
         show(result, json=True)
@@ -188,4 +188,4 @@ def end_check(result: "CheckResult", *, json: bool, baseline: Path | None) -> No
     worse = [] if baseline is None else find_regressions(result, baseline)
     for sentence in worse:
         typer.secho(f"worse than {baseline}: {sentence}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(WORSE if worse else result.exit_code)
+    raise typer.Exit(ExitCode.WORSE_THAN_BASELINE if worse else result.exit_code)

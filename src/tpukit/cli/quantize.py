@@ -1,20 +1,25 @@
-"""`tpukit quantize`: a checkpoint in fewer bits, by a target that is measured, not promised."""
+"""`tpukit quantize`: convert a checkpoint to fewer bits, and measure the loss."""
 
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ..errors import TPUValidationError
+from ..exit_codes import ExitCode
+from ..models.defaults import SERVING_CONTEXT
 from ..runtime.ranges import COUNT, INDEX, SEED, SHARE, Range
 from . import job_options as options
 from .export import Step
-from .modes import refuse, refuse_all_but
-from .values import output_file, output_folder, within
+from .values import output_file, output_folder, refuse, refuse_all_but, within
 
 if TYPE_CHECKING:
     from ..quantization import QuantizationResult
+    from ..training.trained_model import TrainedModel
+
 
 BITS = Range(1, 16)
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
@@ -90,7 +95,6 @@ Serve = Annotated[int, typer.Option(help="Of --verdict: sequences served.", call
 Context = Annotated[int, typer.Option(help="Of --verdict: tokens of each.", callback=within(COUNT))]
 
 DEFAULT_SEQUENCE = 256
-NOT_REACHED = 1
 OF_VERDICT = ("source", "verdict", "on", "serve", "context", "json")
 OF_CACHE = (
     *("source", "calibration", "target", "output", "tokenizer", "batches", "batch_size"),
@@ -123,13 +127,11 @@ def quantize(
     verdict: Verdict = False,
     on: On = None,
     serve: Serve = 32,
-    context: Context = 8192,
+    context: Context = SERVING_CONTEXT,
     json: options.Json = False,
 ) -> None:
-    """Quantize a trained model and measure what it lost; exit 1 where a target is missed."""
+    """Quantize a trained model and measure the loss; exit 1 if a target is missed."""
     if verdict:
-        from .quantize_verdict import show_verdict
-
         why = "is of quantizing, and --verdict reads what was quantized; leave it out."
         refuse_all_but(called, OF_VERDICT, why)
         show_verdict(Path(source), on, serve, context, json=json)
@@ -163,8 +165,6 @@ def quantize(
     length = min(sequence_length or DEFAULT_SEQUENCE, model.config.max_seq_len)
     data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)
     if kv:
-        from .quantize_cache import choose
-
         return choose(
             model, data, kv, target=target, batches=batches, output=output, seed=seed, json=json
         )
@@ -193,11 +193,11 @@ def quantize(
         result, missed = cast("QuantizationResult", error.best), True
     _deliver(result, output, html, words, title=model.config.name, json=json)
     if missed:
-        raise typer.Exit(NOT_REACHED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _data(source: str, tokenizer: str, vocabulary: int, length: int, rows: int, seed: int) -> Any:
-    """Batches of token numbers, once through the data."""
+    """Return batches of tokens, once through the data."""
     from ..training.data.opening import open_data
 
     data = open_data(
@@ -224,8 +224,8 @@ def _deliver(
     json: bool,
 ) -> None:
     from ..quantization.files.model_files import save_quantized
-    from ..quantization.report_page import write_report
-    from ..training.data.tokenizer_files import keep_tokenizer
+    from ..quantization.report import write_report
+    from ..training.data.tokenizer import keep_tokenizer
     from .output import Announcer, show
 
     say = Announcer()
@@ -240,3 +240,50 @@ def _deliver(
     if html is not None:
         write_report(result.report, html, title=title)
         say(f"wrote {html}")
+
+
+def choose(
+    model: "TrainedModel",
+    data: Any,
+    formats: Sequence[str],
+    *,
+    target: float | None,
+    batches: int,
+    output: Path | None,
+    seed: int,
+    json: bool,
+) -> None:
+    """Measure caches, write the first that reaches the target, and exit 1 if none does."""
+    import numpy as np
+
+    from ..quantization.cache.codebooks import save_cache
+    from ..quantization.cache.retention import DEFAULT_TARGET, choose_cache
+    from .output import Announcer, show
+
+    parts = [np.asarray(batch["inputs"]) for batch in islice(data, batches)]
+    rows = np.concatenate(parts) if parts else np.zeros((0, 1), np.int32)
+    found = choose_cache(
+        model.config,
+        model.params,
+        rows,
+        formats=formats,
+        target=DEFAULT_TARGET if target is None else target,
+        seed=seed,
+        progress=Announcer(),
+    )
+    if found.spec is not None and output is not None:
+        save_cache(found.spec, output)
+    show(found, json=json)
+    if found.spec is None:
+        best = max(found.reports, key=lambda one: one.free.value)
+        typer.secho(f"NOT REACHED {best.verdict()}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def show_verdict(source: Path, on: str | None, batch: int, context: int, *, json: bool) -> None:
+    """Show for each chip whether it multiplies the checkpoint's format, and an alternative."""
+    from ..planner.published_verdict import CHIPS, quantization_verdict
+    from .output import show
+
+    chips = [word.strip() for word in on.split(",")] if on else CHIPS
+    show(quantization_verdict(source, on=chips, batch=batch, context=context), json=json)

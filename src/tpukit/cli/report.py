@@ -1,4 +1,4 @@
-"""`tpukit report`: two checks, or a check and a measurement, and one check as a page or a trace."""
+"""`tpukit report`: compare checks and measurements, or write a check as a page or trace."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def diff(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare two checks, only what changed; or a check with what was measured, op by op."""
+    """Compare two checks, and show only changes; or compare a check with a recording, op by op."""
     from ..checker.report import diff_reports, read_report, write_comparison
     from ..errors import ConfigError
 
@@ -59,7 +59,7 @@ def diff(
 @app.command("html")
 @_reads_reports
 def write_page(report: ReportFile, output: Output = None, json: Json = False) -> None:
-    """Write a check as one HTML file that needs nothing else."""
+    """Write a check as one self-contained HTML file."""
     from ..checker.report import read_report, write_html
 
     written = write_html(read_report(report), output or report.with_suffix(".html"))
@@ -69,11 +69,12 @@ def write_page(report: ReportFile, output: Output = None, json: Json = False) ->
 @app.command("perfetto")
 @_reads_reports
 def perfetto(report: ReportFile, output: Output = None, json: Json = False) -> None:
-    """Write a check's timeline as .json, .pftrace or either with .gz, for ui.perfetto.dev."""
-    from ..checker.report import RecordedStep, read_report, write_perfetto
+    """Write a check's timeline as .json or .pftrace, optionally .gz, for ui.perfetto.dev."""
+    from ..checker.report import read_report, spans_of, step_title, write_perfetto
 
-    found = read_report(report)
-    step = RecordedStep.of(found)
+    kept = read_report(report)
     path = output or report.with_suffix(".pftrace")
-    written = write_perfetto(step, path, memory=found.get("live_memory"), name=step.name)
+    written = write_perfetto(
+        spans_of(kept), path, memory=kept.get("live_memory"), name=step_title(kept)
+    )
     show(Written((written,), "; open it at https://ui.perfetto.dev"), json=json)

@@ -23,12 +23,12 @@ def slices(
     rates: Rates = None,
     json: Json = False,
 ) -> None:
-    """List TPU generations, or the slices of one: size, peaks, memory, price, what they train.
+    """List TPU generations, or the slices of one: size, peaks, memory, price, largest model.
 
-    Of a generation with no public slices: every figure there is of a chip, with its source.
+    For a generation without public slices, list every figure of the chip with its source.
     """
     from ..hardware.catalog import get_chip
-    from ..hardware.listings import GenerationListing
+    from ..hardware.tables import GenerationListing
 
     book = _book(rates)
     if generation is None:
@@ -36,7 +36,7 @@ def slices(
     elif (chip := get_chip(generation)).rules is None:
         show(chip, json=json)
     else:
-        from ..planner.sizing.largest_preset import list_slices
+        from ..planner.memory_optimizer import list_slices
 
         show(list_slices(generation, book), json=json)
 
@@ -45,7 +45,7 @@ def slice_info(
     name: Annotated[str, typer.Argument(help="v6e-64, v5p:4x4x8, tpu7x-4x4x4, 2xv6e-256 …")],
     json: Json = False,
 ) -> None:
-    """Show everything about one slice, each figure with its source."""
+    """Show all figures of one slice with their sources."""
     from ..hardware.slice import Slice
 
     show(Slice.parse(name), json=json)
@@ -61,7 +61,7 @@ def prices(
     json: Json = False,
 ) -> None:
     """List prices of a chip-hour by region and tier, with their date and source."""
-    from ..hardware.listings import PriceListing
+    from ..hardware.tables import PriceListing
 
     book = _book(rates)
     found = book.find(generation, region=region, tier=tier)

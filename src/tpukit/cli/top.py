@@ -1,4 +1,4 @@
-"""`tpukit top`: what the chips and the run are doing, on one screen."""
+"""`tpukit top`: chips, hosts and the run on one screen."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,7 @@ def top(
         Path | None, typer.Option(help="Show a recorded readings.jsonl again.", dir_okay=False)
     ] = None,
 ) -> None:
-    """Show chips, hosts and the run: live on a terminal, one plain table elsewhere."""
+    """Show chips, hosts and the run: live on a terminal, otherwise as one plain table."""
     from ..observe.top.feed import Feed
     from ..terminal import open_console
 
@@ -40,7 +40,7 @@ def top(
     feed = Feed(run, hosts=asked, recording=replay, at_once=not is_live)
     try:
         if is_live:
-            from ..observe.top.live import watch
+            from ..observe.top.feed import watch
 
             watch(feed, rate_s=rate, console=console)
         else:

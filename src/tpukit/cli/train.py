@@ -1,4 +1,4 @@
-"""`tpukit train`: a preset or a job file, data and steps, on whatever devices are here."""
+"""`tpukit train`: train a preset or a job file on the devices of this machine."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..exit_codes import ExitCode
 from ..runtime.ranges import INDEX, SCALE, SEED
 from . import job_options as options
 from .values import output_folder, within
@@ -85,7 +86,7 @@ def train(
         train__checkpoint_every=checkpoint_every,
         train__seed=seed,
     )
-    # Before jax starts, so that a wrong key is answered at once.
+    # Before jax starts, so that a wrong key is reported at once.
     job = read_job(target, asked)
     _train(job, debug=debug, dry_run=dry_run, json=json)
 
@@ -114,17 +115,17 @@ def _train(job: "Job", *, debug: bool, dry_run: bool, json: bool) -> None:
 
 
 def _hooks(job: "Job") -> "list[TrainingHook]":
-    """Watch the chips and the host beside the run, unless the job says not to."""
+    """Return the monitor of chips and host, unless the job disables it."""
     if not job.observe.enable_monitoring:
         return []
-    from ..observe.monitor.hook import MonitorHook
+    from ..observe.monitor.monitor import MonitorHook
 
     return [MonitorHook.as_set(job.observe)]
 
 
 @contextmanager
 def _joined_hosts() -> Generator[bool]:
-    """Join the other hosts, where the environment says that there are any; tell whether."""
+    """Join the other hosts if the environment names any; yield whether it does."""
     from ..runtime.multihost import MultiHostConfig
 
     hosts = None
@@ -139,10 +140,10 @@ def _joined_hosts() -> Generator[bool]:
 
 @contextmanager
 def _failures_as_exit_codes(joined: bool) -> Generator[None]:
-    """End with the code that tells a supervisor whether starting again can help.
+    """Exit with the code that tells a supervisor whether a restart can help.
 
-    One of several hosts ends at once: leaving a job in order means waiting for the others, and
-    they wait for this one, in a collective or for its part of a checkpoint.
+    One of several hosts exits at once. An orderly exit would wait for the other hosts, which wait
+    for this one in a collective or for its part of a checkpoint.
     """
     from ..errors import (
         TPUDistributedError,
@@ -150,8 +151,7 @@ def _failures_as_exit_codes(joined: bool) -> Generator[None]:
         TPUStorageError,
         TrainingDiverged,
     )
-    from ..runtime.storage import PASSING_ERRORS
-    from ..training.failure import ExitCode
+    from ..runtime.files import PASSING_ERRORS
     from .main import tell
 
     try:

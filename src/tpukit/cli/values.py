@@ -1,21 +1,22 @@
-"""What the value of an option may be: a number in its range, an output that can be written.
+"""Validate options: numbers in range, writable outputs, and options that exclude each other.
 
-Each is a callback of typer's, so that a wrong value ends a command before it begins. Every number
-and every path of the command line has one; a test looks that none is forgotten.
+Validators are typer callbacks, so a wrong value ends a command before it starts. A test checks that
+every number and path of the command line has one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import typer
 
+from ..errors import ConfigError
 from ..runtime.ranges import Range
 
 Value = TypeVar("Value")  # what typer parsed: one value, several, or none
 
 
 def within(accepted: Range) -> Callable[[typer.CallbackParam, Value], Value]:
-    """Take numbers of this range, and nothing else."""
+    """Return a callback that accepts numbers in this range."""
 
     def check(param: typer.CallbackParam, value: Value) -> Value:
         for number in _each(value):
@@ -26,7 +27,7 @@ def within(accepted: Range) -> Callable[[typer.CallbackParam, Value], Value]:
 
 
 def output_file(param: typer.CallbackParam, value: Value) -> Value:
-    """Take a path at which a file can be written, tried now: the work may take hours."""
+    """Accept a path that a file can be written to; it is tried before hours of work."""
     from ..runtime.files import try_output_file
 
     for path in _each(value):
@@ -35,7 +36,7 @@ def output_file(param: typer.CallbackParam, value: Value) -> Value:
 
 
 def output_folder(param: typer.CallbackParam, value: Value) -> Value:
-    """Take a path at which a folder can be made or filled, tried now."""
+    """Accept a path that a folder can be created at, and try it now."""
     from ..runtime.files import try_output_folder
 
     for path in _each(value):
@@ -50,5 +51,30 @@ def _each(value: object) -> Iterable[Any]:
 
 
 def _named(param: typer.CallbackParam) -> str:
-    """The option as it is typed, or what an argument is called."""
+    """Return the longest spelling of an option, or the name of an argument."""
     return max(param.opts, key=len) if param.opts else str(param.name)
+
+
+def refuse(called: typer.Context, names: Collection[str], why: str) -> None:
+    """Refuse some options if they were typed.
+
+    An option that is accepted without effect would mislead its user.
+
+    Args:
+        called: The context of the command.
+        names: Names of the command's parameters.
+        why: The message after the option's name.
+
+    Raises:
+        ConfigError: One of them was typed.
+    """
+    for param in called.command.params:
+        source = called.get_parameter_source(param.name or "")
+        if param.name in names and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"{max(param.opts, key=len)} {why}")
+
+
+def refuse_all_but(called: typer.Context, names: Collection[str], why: str) -> None:
+    """Refuse every typed option that is not in `names`; see `refuse`."""
+    others = [one.name for one in called.command.params if one.name and one.name not in names]
+    refuse(called, others, why)

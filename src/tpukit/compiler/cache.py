@@ -1,8 +1,8 @@
-"""Finished compiles on disk: never half written, never larger than allowed, never trusted blindly.
+"""The on-disk cache of compiles: written atomically, limited in size, checked when read.
 
-Each compile is one zip file (its members carry checksums) that is written beside its place and
-renamed into it, so any number of processes may read and write at once. A file that cannot be read
-is deleted and the compile is made again. The files read least recently go first.
+Each compile is one zip file, whose members have checksums. It is written beside its final name and
+then renamed, so any number of processes may read and write at once. An unreadable file is deleted
+and its program compiled again. The least recently used files are deleted first.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from ..shown import Shown
 logger = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 2 * 2**30
 SUFFIX = ".zip"
-JOB_LINK = "job-"  # begins the key under which is kept which compile answers a job
+JOB_LINK = "job-"  # prefix of the entries that map a job to its compile
 _ABANDONED_S = 3600.0
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class CacheSummary(Shown):
-    """What the cache holds."""
+    """Number and size of the cache entries."""
 
     folder: Path
     entries: int
@@ -38,7 +38,7 @@ class CacheSummary(Shown):
     limit_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the summary as plain data."""
         return {
             "folder": str(self.folder),
             "entries": self.entries,
@@ -61,8 +61,8 @@ class CompileCache:
     """Texts by key, in a folder.
 
     Attributes:
-        folder: Where they lie.
-        limit_bytes: The oldest go when all together are larger.
+        folder: The folder.
+        limit_bytes: Size limit; beyond it the least recently used entries are deleted.
     """
 
     folder: Path
@@ -70,17 +70,17 @@ class CompileCache:
 
     @classmethod
     def default(cls) -> "CompileCache":
-        """The user's own, under `TPUKIT_CACHE_DIR` or the usual cache folder."""
+        """Return the user's cache, under `TPUKIT_CACHE_DIR` or the usual cache folder."""
         folder = cache_folder("compiles")
         refuse_shared(folder)
         return cls(folder)
 
     def load(self, key: str) -> dict[str, str] | None:
-        """The texts stored under `key`, or None; a damaged file is deleted."""
+        """Return the texts stored under `key`, or None; a damaged file is deleted."""
         path = self._path(key)
         try:
             with zipfile.ZipFile(path) as archive:
-                found = {name: archive.read(name).decode() for name in archive.namelist()}
+                texts = {name: archive.read(name).decode() for name in archive.namelist()}
             os.utime(path)
         except FileNotFoundError:
             return None
@@ -92,10 +92,10 @@ class CompileCache:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
-        return found
+        return texts
 
     def store(self, key: str, texts: Mapping[str, str]) -> bool:
-        """Keep `texts`; False, and a warning, where they cannot be written."""
+        """Store `texts`; return False, with a warning, if they cannot be written."""
         try:
             private_folder(self.folder)
             with (
@@ -105,13 +105,13 @@ class CompileCache:
                 for name, text in texts.items():
                     archive.writestr(name, text)
         except OSError as error:
-            logger.warning("the compile cache cannot be written, going on without it: %s", error)
+            logger.warning("the compile cache cannot be written: %s", error)
             return False
         self._make_room(keep=key)
         return True
 
     def load_json(self, key: str) -> dict[str, Any] | None:
-        """The one JSON text stored under `key`, or None."""
+        """Return the JSON data stored under `key`, or None."""
         texts = self.load(key)
         try:
             return None if texts is None else json.loads(texts["data.json"])
@@ -119,24 +119,24 @@ class CompileCache:
             return None
 
     def store_json(self, key: str, data: Mapping[str, Any]) -> bool:
-        """Keep one piece of JSON data."""
+        """Store JSON data under `key`."""
         return self.store(key, {"data.json": json.dumps(data)})
 
     def keep_newest(self, compiles: int) -> None:
-        """Delete all but the compiles used last; which job each answers is kept."""
+        """Delete all but the most recently used compiles; links from jobs to compiles stay."""
         files = [path for _, _, path in self._files() if not path.name.startswith(JOB_LINK)]
         for path in files[: max(0, len(files) - compiles)]:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
     def summary(self) -> CacheSummary:
-        """How much is there."""
+        """Return the number and size of the entries."""
         files = self._files()
         size = sum(size for _, size, _ in files)
         return CacheSummary(self.folder, len(files), size, self.limit_bytes)
 
     def clear(self) -> int:
-        """Delete everything; the number of files that went.
+        """Delete every entry and return how many files were deleted.
 
         Raises:
             TPUCacheError: A file cannot be deleted.
@@ -155,7 +155,7 @@ class CompileCache:
         return self.folder / f"{key}{SUFFIX}"
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, size, path) of every entry, the least recently used first."""
+        """Return (last use, size, path) of every entry, the least recently used first."""
         found: list[tuple[float, int, Path]] = []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.folder):

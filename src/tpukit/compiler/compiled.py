@@ -1,4 +1,4 @@
-"""What one offline compile gave: the verdict on memory, the program, the versions."""
+"""`CompiledStep`: the result of one offline compile, with memory verdict, program and versions."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from ..shown import Shown
 from .dump import Listings
 from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
+from .program.entry import EXAMPLE
 from .program.lowered import ProgramFacts
-from .program.sharded_arguments import EXAMPLE
 
 if TYPE_CHECKING:
     from .timeline import StepPrediction
@@ -28,10 +28,10 @@ STAGES: tuple[Stage, ...] = ("trace", "lower", "compile", "memory", "schedule", 
 
 
 def parse_until(text: str) -> Until:
-    """The stage a user named as the last one wanted.
+    """Return the last stage that a user asked for.
 
     Raises:
-        TPUValidationError: There is none of that name.
+        TPUValidationError: There is no such stage.
     """
     known: tuple[str, ...] = get_args(Until)
     if text not in known:
@@ -44,17 +44,17 @@ def parse_until(text: str) -> Until:
 
 @dataclass(frozen=True)
 class CompiledStep(Shown):
-    """A program the real TPU compiler scheduled for a slice.
+    """A program that the real TPU compiler scheduled for a slice.
 
     Attributes:
-        stage: How far it went: "schedule", or "codegen" for all the way.
+        stage: The last stage: "schedule", or "codegen".
         fits: Whether the compiler accepted it.
-        compile_s: From the start of the compiler to this answer, when it was made.
-        code_bytes: Of the generated code; None before codegen.
-        kernel_listings: The final bundles of each Pallas kernel by the name of its call, when they
-            were asked for.
-        source_lines: False when the source has changed since, so that its lines cannot be told.
-        limit_bytes: HBM of one device that its user allows, where that is less than the chip's.
+        compile_s: Duration of the original compile.
+        code_bytes: Size of the generated code; None before codegen.
+        kernel_listings: The final bundles of each Pallas kernel by the name of its call, if
+            requested.
+        source_lines: Whether line numbers are valid; False if the source has changed since.
+        limit_bytes: The user's own HBM limit per device, if below the chip's.
     """
 
     facts: ProgramFacts
@@ -83,12 +83,12 @@ class CompiledStep(Shown):
 
     @cached_property
     def module(self) -> HloModule:
-        """The scheduled program, read."""
+        """The parsed scheduled program."""
         return parse_hlo(self.hlo)
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """Where the memory of one device goes."""
+        """The memory report of one device."""
         report = read_memory(
             self.listings,
             facts=self.facts,
@@ -104,24 +104,24 @@ class CompiledStep(Shown):
 
     @cached_property
     def flops(self) -> Figure:
-        """What one device computes in one run, loops and Pallas kernels included."""
+        """FLOPs of one device in one run, including loops and Pallas kernels."""
         from .program_flops import program_flops
 
         return program_flops(self.module)
 
     @property
     def collectives(self) -> dict[str, int]:
-        """How many of each collective the program contains (a loop's body counts once)."""
+        """Number of collectives by kind; a loop's body counts once."""
         return count_collectives(self.module)
 
     @property
     def operations(self) -> dict[str, int]:
-        """How many fusions, kernels, loops and copies it contains (a loop's body counts once)."""
+        """Number of fusions, kernels, loops and copies; a loop's body counts once."""
         return count_operations(self.module)
 
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Place on the torus of each device, in the program's order."""
+        """Torus coordinates of each device, in the program's order."""
         return tuple(tuple(device) for device, _ in json.loads(self.listings.devices))
 
     @cached_property
@@ -138,19 +138,19 @@ class CompiledStep(Shown):
         one_turn: bool = False,
         progress: Progress = silent,
     ) -> "StepPrediction":
-        """How long one step takes, by simulating the schedule.
+        """Predict the duration of one step by simulating the schedule.
 
         Args:
-            tokens_per_step: For tokens per second.
+            tokens_per_step: Tokens per step, for tokens per second.
             model_flops: FLOPs of the model in one step over all devices, for MFU.
-            compile_kernels: Whether Pallas kernels that nobody timed before are compiled alone to
-                time them; otherwise they are timed by what they state.
-            one_turn: Of a program that is a loop without a constant end: one turn of it, without
-                what comes before and after.
-            progress: Told what is being done.
+            compile_kernels: Whether to compile Pallas kernels that are not in the cache alone, to
+                time them; otherwise their stated costs are used.
+            one_turn: For a program that is a loop without a constant end: predict one iteration,
+                without the code before and after the loop.
+            progress: Called with each stage.
 
         Raises:
-            XLACompilationError: One turn was asked for, and there is no such loop.
+            XLACompilationError: `one_turn` is set, but there is no such loop.
         """
         from .kernel_traces import trace_kernels
         from .timeline import predict_step
@@ -175,18 +175,18 @@ class CompiledStep(Shown):
         )
 
     def _turn(self) -> HloModule:
-        """The program that one turn of its open loop is."""
+        """Return the body of the program's open loop as a program."""
         loop = open_loop(self.module)
         if loop is None:
             raise XLACompilationError(
-                f"{self.name} has no loop of its own without a constant end, so a turn of it "
+                f"{self.name} has no loop without a constant end, so one iteration "
                 "cannot be timed; predict the whole program."
             )
         return replace(self.module, entry_name=loop.called["body"])
 
     @property
     def unsplit(self) -> str:
-        """A sentence where no argument is split over the slice's devices; "" where one is."""
+        """A warning if no argument is sharded over the slice's devices; else ""."""
         devices, facts = self.slice.devices, self.facts
         if devices == 1 or (facts.mesh_axes and min(facts.argument_copies, default=1) < devices):
             return ""
@@ -201,17 +201,17 @@ class CompiledStep(Shown):
         return self.memory.usable_bytes
 
     def within(self, limit_bytes: int) -> "CompiledStep":
-        """Return the same compile, judged by less memory than the chip has."""
+        """Return the same compile, judged by a memory limit below the chip's."""
         fits = self.fits and self.memory.total_bytes <= limit_bytes
         return replace(self, fits=fits, limit_bytes=limit_bytes)
 
     def seen_as(self, facts: ProgramFacts, target: Slice) -> "CompiledStep":
-        """The same compile under the names at hand; the source may have moved since."""
+        """Return the same compile with the names of `facts`; the source may have changed since."""
         same_lines = facts.source_fingerprint == self.facts.source_fingerprint
         return replace(self, facts=facts, slice=target, source_lines=same_lines)
 
     def to_texts(self) -> dict[str, str]:
-        """Everything, as texts by name, for a cache."""
+        """Return everything as texts by name, for a cache."""
         about = {
             "facts": self.facts.to_dict(),
             "slice": str(self.slice),
@@ -229,7 +229,7 @@ class CompiledStep(Shown):
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> "CompiledStep | None":
-        """Read what `to_texts` wrote; None when something is missing or of another make."""
+        """Read the texts of `to_texts`; return None if one is missing or has another format."""
         try:
             about = json.loads(texts["about.json"])
             return cls(
@@ -253,7 +253,7 @@ class CompiledStep(Shown):
             return None
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data, without the program text."""
+        """Return the figures as plain data, without the program text."""
         return {
             "name": self.name,
             "slice": str(self.slice),

@@ -1,9 +1,9 @@
-"""The files one compile leaves in its dump folder: which there are, and when they are whole.
+"""The files in one compile's dump folder: which exist, and when they are complete.
 
-libtpu for jax 0.10 writes them one after another from one thread, so a file is whole as soon as the
-next one exists. In order: the scheduled program, the buffer assignment, the live ranges, the memory
-report; then, only if the program was found to fit, the program once more; minutes later, generated
-code. From jax 0.11 on, several threads write the first four at once, in any order.
+libtpu for jax 0.10 writes the files one after another from one thread, so a file is complete as
+soon as the next one exists. The order is: scheduled program, buffer assignment, live ranges, memory
+report; then, only if the program fits, the program once more; minutes later, generated code. From
+jax 0.11 on, several threads write the first four at once, in any order.
 """
 
 import re
@@ -22,19 +22,19 @@ _LIVE_RANGES = "after_optimizations-live-range.txt"
 _REPORT = "after_optimizations-memory-usage-report.txt"
 _ACCEPTED = "after_optimizations_after_buffer_assignment.txt"
 _HBM_TOTAL = re.compile(r"Memory Space: default .*\nTotal bytes: (\d+) ")
-_QUIET_S = 1.0  # a file that nothing was written to for so long is taken to be whole
-_SURELY = 0.999  # of what is usable, which the catalog states in hundredths of a GiB
+_QUIET_S = 1.0  # a file that was not written to for this long counts as complete
+_SURELY = 0.999  # of the usable HBM, which the catalog rounds to hundredths of a GiB
 
 
 @dataclass(frozen=True)
 class Listings:
-    """What the compiler wrote about a scheduled program.
+    """The compiler's listings of a scheduled program.
 
     Attributes:
         hlo: The scheduled program, before code generation.
-        assignment: Every allocation with the values that lie in it.
+        assignment: Every allocation with the values in it.
         live_ranges: When each value is alive, as positions in one flat schedule.
-        devices: Place on the torus and slice number of each device, in the program's order.
+        devices: Torus coordinates and slice number of each device, in the program's order.
     """
 
     hlo: str
@@ -48,8 +48,7 @@ class Dump:
     """A folder that one compile writes into.
 
     Attributes:
-        constants: Whether arrays of constants are written out, such as the tables in which kernels
-            list what they visit.
+        constants: Whether constant arrays are dumped, such as a kernel's table of visited blocks.
     """
 
     folder: Path
@@ -57,7 +56,7 @@ class Dump:
 
     @property
     def options(self) -> dict[str, object]:
-        """The compiler options that make it write there."""
+        """Compiler options that make the compiler write into the folder."""
         return {
             "xla_dump_to": str(self.folder),
             "xla_dump_hlo_as_text": True,
@@ -66,23 +65,24 @@ class Dump:
 
     @property
     def devices_path(self) -> Path:
-        """Where the child writes the coordinates of the devices before it compiles."""
+        """File into which the child writes the devices' coordinates before it compiles."""
         return self.folder / "devices.json"
 
     @property
     def scheduled(self) -> bool:
-        """Whether the compiler has fixed order and addresses; the program may still not fit."""
+        """Whether order and addresses are fixed; the program may still not fit."""
         return self._path(_REPORT) is not None
 
     @property
     def accepted(self) -> bool:
-        """Whether the program fits, and every file read by `listings` is whole."""
+        """Whether the program fits and every file that `listings` reads is complete."""
         return self._path(_ACCEPTED) is not None
 
     def leaves_room(self, usable_bytes: float | None) -> bool:
-        """Whether the memory report, by which the compiler judges, surely lets the program fit.
+        """Whether the memory report shows that the program fits for certain.
 
-        Its word may come minutes later: for TPU7x it makes the SparseCores' code first.
+        The compiler's own verdict may come minutes later: for TPU7x it first generates SparseCore
+        code.
         """
         report = self._path(_REPORT)
         if usable_bytes is None or report is None or not self._are_whole(report):
@@ -100,10 +100,10 @@ class Dump:
         return last <= reported or time.time() - last > _QUIET_S
 
     def listings(self) -> Listings:
-        """Read the files; call it once `accepted` or `leaves_room`, or when the compiler has ended.
+        """Read the files, once `accepted` or `leaves_room` is true or the compiler has ended.
 
         Raises:
-            XLACompilationError: A file is missing or cut short.
+            XLACompilationError: A file is missing or truncated.
         """
         report = self._read(_REPORT)
         listings = Listings(
@@ -114,8 +114,8 @@ class Dump:
         )
         if "Total bytes:" not in report or not listings.hlo.rstrip().endswith("}"):
             raise XLACompilationError(
-                "what the compiler wrote about this program is cut short; "
-                "free some space in the temporary folder and compile again."
+                "the compiler's listing of this program is truncated; free some space in the "
+                "temporary folder and compile again."
             )
         return listings
 
@@ -127,7 +127,7 @@ class Dump:
         if path is None:
             raise XLACompilationError(
                 f"the compiler wrote no '{ending}' for this program; the temporary folder may be "
-                "full, or this libtpu names its files in another way."
+                "full, or this libtpu uses other file names."
             )
         return path.read_text(errors="replace")
 
@@ -144,20 +144,20 @@ _KERNEL_LISTING = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 
 @dataclass(frozen=True)
 class KernelDump:
-    """A folder that gets the final bundles of everything one compile makes code for."""
+    """A folder for the final bundles of everything that one compile generates code for."""
 
     folder: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the compiling child needs: these are flags of libtpu, not options of a compile."""
+        """Environment of the compiling child; these are libtpu flags, not compiler options."""
         return {
             "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={self.folder} --xla_jf_dump_llo_text=true "
             "--xla_jf_dump_llo_pass_label_regex=^final_bundles$"
         }
 
     def listings(self) -> Mapping[str, str]:
-        """The listing of each custom call, by the name of the instruction it is the code of."""
+        """Return the listing of each custom call, by the name of its instruction."""
         found: dict[str, str] = {}
         for path in sorted(self.folder.glob("*-final_bundles.txt")):
             match = _KERNEL_LISTING.fullmatch(path.name)

@@ -1,9 +1,9 @@
-"""The Pallas kernels of a step, each compiled once more alone, so that its own bundles time it.
+"""Compile each Pallas kernel of a step alone, and time it by its own bundles.
 
-A step is predicted from its schedule, before code is generated, which for a whole step takes
-minutes. A kernel comes with its program in the call, so that the call alone can be compiled in
-seconds, to the last bundle. Alone it fetches all its arrays from HBM; small ones that the step
-keeps in VMEM it would not.
+A step is predicted from its schedule, because generating code for a whole step takes minutes. A
+kernel's call contains the kernel's program, so the call alone can be compiled to its bundles in
+seconds. Compiled alone, a kernel fetches all its arrays from HBM, even small ones that the step
+keeps in VMEM.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ _OVER_A_CACHE = "attend_slots"  # (layer, positions, q, key, value, keys, values
 
 
 def one_device_slice(chip: Chip) -> Slice:
-    """The smallest slice of a generation; a program without shardings uses one device of it."""
+    """Return the smallest slice of a generation; a program without shardings uses one device."""
     return list_slices(chip.name)[0]
 
 
 def kernel_calls(module: HloModule) -> list[tuple[Instruction, Computation]]:
-    """Every Pallas call of a compiled program, with the computation it stands in."""
+    """Yield every Pallas call of a compiled program, with its computation."""
     return [
         (instruction, computation)
         for computation in module.computations.values()
@@ -52,13 +52,13 @@ def kernel_calls(module: HloModule) -> list[tuple[Instruction, Computation]]:
 
 @dataclass(frozen=True)
 class LoneKernel:
-    """One kernel without the step around it: its program, and the shapes it is called with.
+    """One kernel without its step: its program and the shapes of its arrays.
 
     Attributes:
         config: The program.
         operands: Shapes.
         results: Shapes.
-        numbers: What is taken for operands that decide what it does, by operand.
+        numbers: Assumed values of the operands that decide the control flow, by operand.
     """
 
     config: str
@@ -68,7 +68,7 @@ class LoneKernel:
 
     @classmethod
     def of(cls, call: Instruction, parent: Computation) -> "LoneKernel":
-        """The kernel that `call` calls."""
+        """Return the kernel of a call."""
         config = {key: call.backend_config[key] for key in _CONFIG if call.backend_config.get(key)}
         numbers = _numbers(call, parent)
         if numbers:
@@ -85,14 +85,14 @@ class LoneKernel:
         )
 
     def key(self, chip: str) -> str:
-        """What its trace depends on, as one hash."""
+        """A hash of everything that its trace depends on."""
         identity = [FORMAT, chip, self.config, self.operands, self.results]
         identity += [self.numbers] if self.numbers else []
         text = json.dumps([*identity, sorted(compiler_versions().items())])
         return f"{hashlib.sha256(text.encode()).hexdigest()[:40]}-kernel"
 
     def request(self, target: Slice) -> CompileRequest:
-        """The compile of a kernel for one device of a slice."""
+        """Return the compile request of the kernel for one device of a slice."""
         import jax
 
         from .program.entry import parse_argument
@@ -119,17 +119,17 @@ def trace_kernels(
     compile_missing: bool = True,
     progress: Progress = silent,
 ) -> Mapping[str, CallTrace]:
-    """What the kernels of a step do, by the name of their calls; those not told are left out.
+    """Return the traces of a step's kernels by call name; kernels without a trace are left out.
 
-    A kernel whose course depends on numbers that only the running step knows is not told, but
-    attention over a cache, which is taken as full.
+    A kernel whose control flow depends on numbers of the running step has no trace, except
+    attention over a cache, for which a full cache is assumed.
 
     Args:
         module: The scheduled step.
         target: The slice it was compiled for.
-        wanted: Which calls to follow.
-        compile_missing: Whether kernels nobody asked for before are compiled now.
-        progress: Told how many are.
+        wanted: Selects the calls to trace.
+        compile_missing: Whether to compile kernels that are not in the cache.
+        progress: Called with the number of compiles.
     """
     kernels = {
         call.name: LoneKernel.of(call, parent)
@@ -154,9 +154,9 @@ def trace_kernels(
 
 
 def _compiled(kernels: Iterable[LoneKernel], device: Slice) -> dict[LoneKernel, CallTrace | None]:
-    """Compile kernels side by side and follow each; None where its course is not told.
+    """Compile kernels in parallel and trace each; None where the trace is not determined.
 
-    A kernel whose compile failed is left out, so that it is tried again another time.
+    A kernel whose compile failed is left out, so that a later call tries it again.
     """
     from ..runtime.environment import configure_tpu_environment
 
@@ -182,7 +182,7 @@ def _compiled(kernels: Iterable[LoneKernel], device: Slice) -> dict[LoneKernel, 
 
 
 def _numbers(call: Instruction, parent: Computation) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Of attention over a cache: every slot is filled, as its shape has room for."""
+    """Return the assumed operands of attention over a cache: every slot is filled."""
     if not call.name.startswith(_OVER_A_CACHE):
         return ()
     positions, keys = (parent.by_name[call.operands[at]].shapes[0].dims for at in (1, 5))

@@ -1,4 +1,4 @@
-"""How many FLOPs one run of a compiled program does on one device: its products and its kernels."""
+"""Count the FLOPs of one run of a compiled program on one device: matmuls and kernels."""
 
 import re
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class KernelFlops:
     """FLOPs of one call of a kernel.
 
     Attributes:
-        value: As counted, or as the kernel states them; None where neither is possible.
-        stated: Whether the kernel's own word was taken.
+        value: The counted FLOPs, or those that the kernel states; None if neither exists.
+        stated: Whether the value is the kernel's own statement.
         reason: Why they could not be counted.
     """
 
@@ -34,7 +34,7 @@ class KernelFlops:
 
 @dataclass(frozen=True)
 class KernelCounter:
-    """Counts the FLOPs of a program's kernels, each by the grid, loops and branches it has."""
+    """Counts the FLOPs of a program's kernels by their grids, loops and branches."""
 
     module: HloModule
     _found: dict[str, KernelFlops] = field(default_factory=dict[str, KernelFlops], init=False)
@@ -44,7 +44,7 @@ class KernelCounter:
         return Dataflow(self.module)
 
     def __call__(self, call: Instruction, parent: Computation) -> KernelFlops:
-        """FLOPs of one call."""
+        """Return the FLOPs of one call."""
         if call.name not in self._found:
             self._found[call.name] = self._count(call, parent)
         return self._found[call.name]
@@ -53,16 +53,16 @@ class KernelCounter:
         config = call.backend_config.get("custom_call_config", {})
         try:
             if not config.get("body"):
-                raise Uncountable("the call does not carry its program")
+                raise Uncountable("the call does not contain its program")
             return KernelFlops(kernel_flops(config["body"], self._tables(call, parent)))
         except Uncountable as reason:
             stated = float(config.get("cost_estimate", {}).get("flops", 0))
             return KernelFlops(stated or None, stated=bool(stated), reason=str(reason))
 
     def _tables(self, call: Instruction, parent: Computation) -> tuple[tuple[int, ...] | None, ...]:
-        """What is known of the whole numbers a kernel is called with: constants of the program.
+        """Return the integer operands of a kernel that are constants of the program.
 
-        Splash attention lists in them which blocks it visits.
+        Splash attention lists in them the blocks that it visits.
         """
         return tuple(self._constant(Leaf(parent.name, name)) for name in call.operands)
 
@@ -70,7 +70,7 @@ class KernelCounter:
         shape = self._flow.instruction(leaf).shapes[0]
         if shape.dtype not in _TABLES or shape.elements > LARGEST_TABLE:
             return None
-        found = {self._written(one) for one in self._flow.beginnings(leaf)}
+        found = {self._written(origin) for origin in self._flow.beginnings(leaf)}
         value = found.pop() if len(found) == 1 else None
         return value if value is not None and len(value) == shape.elements else None
 
@@ -82,26 +82,26 @@ class KernelCounter:
 
 
 def program_flops(module: HloModule, counter: KernelCounter | None = None) -> Figure:
-    """FLOPs of one run on one device, recomputation included; a branch counts as its largest.
+    """Return the FLOPs of one run on one device, with recomputation; a branch counts its largest.
 
-    The figure is missing, with the reason, where a part cannot be counted: a smaller number would
-    be wrong.
+    The figure is missing, with the reason, if a part cannot be counted, because a smaller number
+    would be wrong.
     """
     return _count(_Counting(module, counter or KernelCounter(module)), SOURCE)
 
 
 def kernels_of_model_flops(module: HloModule, counter: KernelCounter | None = None) -> Figure:
-    """FLOPs of the program's own Pallas kernels alone in one run on one device.
+    """Return the FLOPs of the program's own Pallas kernels in one run on one device.
 
-    Kernels that `jax.checkpoint` runs a second time are left out, and those that the compiler puts
-    in place of operations.
+    Kernels that `jax.checkpoint` runs a second time are left out, and so are those that the
+    compiler generates from plain operations.
     """
     counting = _Counting(module, counter or KernelCounter(module), kernels_once=True)
     return _count(counting, "matmuls in the Pallas kernels of the scheduled program as they run")
 
 
 def is_traced_kernel(call: Instruction) -> bool:
-    """Whether the program itself calls a kernel; libtpu also makes some of plain operations."""
+    """Whether the program itself calls the kernel; libtpu also generates some kernels."""
     return "pallas_call" in call.op_name
 
 
@@ -115,7 +115,7 @@ def _count(counting: "_Counting", source: str) -> Figure:
 
 
 class _Counting:
-    """Adds up what computations do, each counted once however often it is called."""
+    """Sums the FLOPs of computations; each computation is counted once and then reused."""
 
     def __init__(
         self, module: HloModule, counter: KernelCounter, *, kernels_once: bool = False
@@ -127,7 +127,7 @@ class _Counting:
 
     def computation(self, computation: Computation) -> float:
         if computation.name not in self._known:
-            parts = (self._instruction(one, computation) for one in computation)
+            parts = (self._instruction(instruction, computation) for instruction in computation)
             self._known[computation.name] = sum(parts)
         return self._known[computation.name]
 

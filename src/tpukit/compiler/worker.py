@@ -1,6 +1,6 @@
-"""The child that holds libtpu: maps a program onto an offline topology and compiles it.
+"""The child process that loads libtpu, maps a program onto an offline topology and compiles it.
 
-Started by `compile_for` as `python -m tpukit.compiler.worker`; never imported by the parent.
+Started by `compile_for` as `python -m tpukit.compiler.worker`; the parent never imports it.
 """
 
 import json
@@ -13,7 +13,7 @@ from ..runtime.child import serve_request
 
 
 def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile one program for one topology and report what the compiler said."""
+    """Compile one program for one topology and return the compiler's answer."""
     import jax
 
     from ..runtime.device_grid import arrange_devices
@@ -74,7 +74,7 @@ def _in_order(order: list[int], devices: list[Any], sizes: tuple[int, ...]) -> A
 
 
 def _save(compiled: Any, path: Path) -> dict[str, Any]:
-    """Leave the program itself for the parent, and say what goes into and comes out of it."""
+    """Write the serialized program for the parent, and return its part of the header."""
     from dataclasses import asdict
 
     from .executable.slots import describe_program
@@ -87,13 +87,15 @@ def _save(compiled: Any, path: Path) -> dict[str, Any]:
 
 
 def _write_places(path: Path, devices: Iterable[Any]) -> None:
-    """Leave where each device of the program stands, in the program's order, for the parent."""
-    coordinates = [[list(one.coords), getattr(one, "slice_index", None) or 0] for one in devices]
+    """Write each device's torus coordinates for the parent, in the program's order."""
+    coordinates = [
+        [list(device.coords), getattr(device, "slice_index", None) or 0] for device in devices
+    ]
     path.write_text(json.dumps(coordinates))
 
 
 def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples, and libtpu takes nothing else for bounds."""
+    """Turn lists into tuples, because JSON has no tuples and libtpu accepts only tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }

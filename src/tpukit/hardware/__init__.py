@@ -1,8 +1,8 @@
 """Chips, slices, topologies, number formats, rates and prices: every number with its source."""
 
+from .catalog import Chip as Chip
 from .catalog import get_chip as get_chip
 from .catalog import list_chips as list_chips
-from .chip import Chip as Chip
 from .detect import Accelerators as Accelerators
 from .detect import detect_accelerators as detect_accelerators
 from .figure import Figure as Figure

@@ -1,4 +1,4 @@
-"""What accelerators this machine has, told from a few small files: no jax, no network, no wait."""
+"""Detect this machine's accelerators from a few small files, without jax and without network."""
 
 import os
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ Kind = Literal["tpu", "gpu", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerators(Shown):
-    """What was found, and what it was told from.
+    """The accelerators of this machine, with the evidence for them.
 
     Attributes:
-        kind: What programs would run on here: "tpu", "gpu" or "cpu".
-        count: Chips or GPUs of this host; CPUs when there is neither.
-        generation: Name of the TPU generation, where the bus or the environment tells it.
-        slice_name: The slice this host belongs to, where the environment tells it.
-        evidence: Where each fact came from.
+        kind: Where programs run on this machine: "tpu", "gpu" or "cpu".
+        count: TPU chips or GPUs of this host; CPUs where it has neither.
+        generation: Name of the TPU generation, if the PCI bus or the environment names it.
+        slice_name: The slice this host belongs to, if the environment names it.
+        evidence: The files and variables that the facts come from.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class Accelerators(Shown):
     evidence: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as plain data."""
+        """Return the fields as plain data."""
         return {
             "kind": self.kind,
             "count": self.count,
@@ -63,10 +63,10 @@ class Accelerators(Shown):
 def detect_accelerators(
     *, root: str | Path = "/", environment: Mapping[str, str] | None = None
 ) -> Accelerators:
-    """Find TPUs, else NVIDIA GPUs, else CPUs. Reads a few small files and never waits.
+    """Return this machine's TPUs, else its NVIDIA GPUs, else its CPUs, without ever waiting.
 
     Args:
-        root: Root of the file system to look in; another than "/" is for tests and containers.
+        root: Root of the file system to read; other values than "/" are for tests and containers.
         environment: The environment to read; `os.environ` by default.
     """
     base = Path(root)
@@ -89,7 +89,7 @@ def detect_accelerators(
 
 
 def _tpu_chips(base: Path, env: Mapping[str, str]) -> tuple[int, str | None, list[str]]:
-    """Count TPU chips, by PCI identity first because it tells the generation too."""
+    """Count TPU chips, first by PCI device id, which also identifies the generation."""
     generations = {id_: chip.name for chip in list_chips() for id_ in chip.pci_device_ids}
     found: list[str] = []
     for device in sorted(_glob(base, "sys/bus/pci/devices/*")):
@@ -120,7 +120,7 @@ def _nvidia_gpus(base: Path, evidence: list[str]) -> int:
 
 
 def _slice_named(env: Mapping[str, str], evidence: list[str]) -> Slice | None:
-    """The slice a TPU machine's environment names; a name we cannot read is only evidence."""
+    """Return the slice that the environment names; an unreadable name is only evidence."""
     name = env.get("TPU_ACCELERATOR_TYPE", "")
     if not name:
         return None

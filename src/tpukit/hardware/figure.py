@@ -1,7 +1,7 @@
-"""A number that says where it came from, or why there is none.
+"""`Figure`: a number with its unit and source, or the reason why there is no number.
 
-Figures multiply, divide and add: what comes of them is as sure as the least sure of them, so that
-no code states the origin of a derived figure.
+Figures multiply, divide and add. A result gets the least certain origin of its inputs, so no code
+states the origin of a derived figure.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from ..shown import Shown
 from .missing import Measured, Missing
 
 Origin = Literal["datasheet", "measured", "compiler", "third-party", "user", "model"]
-# From the surest to the least sure, each with what it means.
+# From the most to the least certain, each with its meaning.
 ORIGINS: dict[str, str] = {
     "datasheet": "published by the maker of the chip",
     "measured": "timed on this machine or taken from a published measurement",
-    "compiler": "read from what the TPU compiler wrote for this very program",
-    "third-party": "from a public collection that others keep, such as a list of prices",
+    "compiler": "read from the TPU compiler's output for this program",
+    "third-party": "from a public collection, such as a list of prices",
     "user": "given by you",
     "model": "predicted by tpukit's arithmetic on a step or a schedule",
 }
@@ -35,9 +35,9 @@ class Figure(Shown):
     """One quantity with its provenance.
 
     Attributes:
-        value: The number, or None when nobody measured or published it.
+        value: The number, or None if it was never measured or published.
         unit: What the number counts: "TFLOP/s", "GB/s" (bytes, 10^9), "B", "GHz", "USD/chip-h" …
-        origin: One of `ORIGINS`; None only when `value` is.
+        origin: One of `ORIGINS`; None only when `value` is None.
         source: Document, program or run the number was taken from.
         date: When the source was read or the run was made, ISO format.
         reason: Why there is no value.
@@ -56,7 +56,7 @@ class Figure(Shown):
         if self.value is None:
             if not self.reason:
                 raise TPUValidationError(
-                    f"A figure in {self.unit!r} without a value needs a reason that says why."
+                    f"A figure in {self.unit!r} without a value needs a reason."
                 )
         elif self.origin not in ORIGINS or not self.source:
             raise TPUValidationError(
@@ -66,17 +66,17 @@ class Figure(Shown):
 
     @classmethod
     def missing(cls, unit: str, reason: str) -> "Figure":
-        """A figure nobody measured or published, with the reason."""
+        """Return a figure without a value, and the reason."""
         return cls(None, unit, reason=reason)
 
     @classmethod
     def cited(
         cls, entry: Mapping[str, Any], unit: str, sources: Mapping[str, Mapping[str, str]]
     ) -> "Figure":
-        """A figure as data files write it: a value and the name of its source, or why it has none.
+        """Read a figure of a data file: a value and the name of its source, or `missing`.
 
         Raises:
-            TPUValidationError: The source is none of `sources`.
+            TPUValidationError: `sources` does not describe the source.
         """
         if "missing" in entry:
             return cls.missing(unit, entry["missing"])
@@ -96,9 +96,9 @@ class Figure(Shown):
         return Missing(self.reason) if self.value is None else self.value
 
     def scaled(self, factor: float, *, unit: str | None = None) -> "Figure":
-        """The same figure times `factor`, with the same provenance; a missing one stays missing.
+        """Return the figure times `factor`, with the same provenance; a missing one stays missing.
 
-        Bytes stay whole.
+        Bytes are rounded to whole numbers.
         """
         unit = unit or self.unit
         scaled = None if self.value is None else self.value * factor
@@ -108,14 +108,14 @@ class Figure(Shown):
 
     @classmethod
     def derived(cls, value: float | None, unit: str, *, inputs: "Iterable[Figure]") -> "Figure":
-        """A figure that was computed from others: its origin is the least sure of theirs.
+        """Return a figure computed from others; it gets the least certain of their origins.
 
-        Missing, with the reason, where an input is.
+        The result is missing, with the reason, if an input is missing.
         """
         used = tuple(inputs)
         reasons = _joined(figure.reason for figure in used if figure.value is None)
         if reasons or value is None:
-            return cls.missing(unit, reasons or "it cannot be computed from what is known.")
+            return cls.missing(unit, reasons or "it cannot be computed from the known figures.")
         known: list[Origin] = [figure.origin for figure in used if figure.origin is not None]
         return cls(
             value,
@@ -143,21 +143,21 @@ class Figure(Shown):
     def __add__(self, other: "Figure") -> "Figure":
         if self.unit != other.unit:
             raise TPUValidationError(
-                f"{self.unit!r} and {other.unit!r} do not add up; bring both to one unit first."
+                f"{self.unit!r} and {other.unit!r} cannot be added; convert both to one unit first."
             )
         total = _both(self.value, other.value, lambda a, b: a + b)
         return Figure.derived(total, self.unit, inputs=(self, other))
 
     def require(self, needed_for: str) -> float:
-        """The value, or a TPUNotAvailableError that gives the reason there is none."""
+        """Return the value; raise TPUNotAvailableError with the reason if there is none."""
         if self.value is None:
             raise TPUNotAvailableError(
-                f"{needed_for} needs a figure in {self.unit} that is not known: {self.reason}"
+                f"{needed_for} needs a figure in {self.unit}, but it is not known: {self.reason}"
             )
         return self.value
 
     def to_dict(self) -> dict[str, Any]:
-        """The value, its unit, and whatever is known of its provenance."""
+        """Return value, unit and provenance; empty fields are left out."""
         shown = {"value": self.value, "unit": self.unit}
         for name in ("origin", "source", "date", "reason", "note"):
             if getattr(self, name):
@@ -179,21 +179,21 @@ class Figure(Shown):
 
 
 def find_source(name: str, sources: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    """One of the sources that a data file describes.
+    """Return a source that a data file describes.
 
     Raises:
-        TPUValidationError: It describes none of that name.
+        TPUValidationError: The file does not describe it.
     """
     if name not in sources:
         raise TPUValidationError(
-            f"a data file cites the source {name!r} and does not describe it; it describes "
+            f"a data file cites the source {name!r} but does not describe it; it describes "
             f"{', '.join(sources)}."
         )
     return sources[name]
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Write a value for a person: bytes in binary multiples, thousands separated."""
+    """Format a value: bytes in binary multiples, other numbers with thousands separators."""
     if unit == "B":
         power = 0
         while abs(value) >= 1024 and power < len(_BINARY_PREFIXES) - 1:
@@ -204,7 +204,7 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """1.202 s, 26.5 ms, 412 µs."""
+    """Format a duration, for example as "1.202 s", "26.5 ms" or "412 µs"."""
     for least, unit, factor in _SECONDS:
         if abs(seconds) >= least * 0.9995:
             return f"{seconds * factor:.4g} {unit}"
@@ -212,17 +212,17 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(amount: float) -> str:
-    """21.3 GiB."""
+    """Format a number of bytes, for example as "21.3 GiB"."""
     return format_quantity(amount, "B")
 
 
 def count_text(amount: int, what: str) -> str:
-    """1 host, 1,024 hosts."""
+    """Format a count with its noun, for example as "1 host" or "1,024 hosts"."""
     return f"{amount:,} {what}" + ("" if amount == 1 else "s")
 
 
 def flops_text(amount: float) -> str:
-    """3.299 TFLOP."""
+    """Format a number of FLOPs, for example as "3.299 TFLOP"."""
     for least, unit in _FLOPS:
         if amount >= least:
             return f"{amount / least:.4g} {unit}"
@@ -230,14 +230,14 @@ def flops_text(amount: float) -> str:
 
 
 def _plain(value: float) -> str:
-    """Four significant digits or all whole ones, no exponent, no trailing zeros."""
+    """Format with four significant digits, or all digits of a whole number; no trailing zeros."""
     whole_digits = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     text = f"{value:,.{max(0, 4 - whole_digits)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _joined(texts: Iterable[str]) -> str:
-    """Different texts, each once."""
+    """Join the texts, without empty ones and repetitions."""
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
@@ -261,7 +261,7 @@ def _over(left: str, right: str) -> str:
 
 
 def _powers(unit: str) -> Counter[str]:
-    """How often each part of a unit such as "tokens/s/chip" multiplies; it divides below zero."""
+    """Return the power of each part of a unit such as "tokens/s/chip"; divisors are negative."""
     above, *below = unit.split("/")
     powers = Counter({part: 1 for part in above.split("·") if part and part != "1"})
     powers.subtract(below)

@@ -1,20 +1,38 @@
-"""Number formats: bits of a value, the largest one, and every name that people give them.
+"""Number formats: bits per value, largest value, packing, and every name they are known by.
 
-The one table that kernels, models, the planner, the prediction and job settings read. Which
-generation multiplies a format is the catalog's to say: `Chip.multiplies` and `Chip.peak`.
+This is the one table that kernels, models, the planner, the prediction and job settings read.
+`Chip.multiplies` and `Chip.peak` state which generation multiplies a format natively.
 """
 
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ..errors import TPUValidationError, did_you_mean
 
+if TYPE_CHECKING:
+    from .catalog import Chip
+
+WORD_BITS = 32
 Kind = Literal["float", "integer", "unsigned", "complex", "boolean"]
 PeakName = Literal["bf16", "fp8", "int8", "int4"]
 PEAKS: tuple[PeakName, ...] = ("bf16", "fp8", "int8", "int4")
+
+
+class StandardArray(Protocol):
+    """An array of numpy, jax or another library with the Python array API."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
+        ...
+
+    def __array_namespace__(self) -> Any: ...
+
+
+A = TypeVar("A", bound=StandardArray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +40,13 @@ class NumberFormat:
     """One number format.
 
     Attributes:
-        name: As numpy, ml_dtypes and jax spell it.
-        hlo: As the compiler spells it.
-        bits: Of one stored value; several values of less than eight share a byte.
-        largest: The largest finite value; of a complex number, that of each part.
-        aliases: What else people write for it.
-        peak: Under which name a chip's data sheet gives the rate of its products; None where none
-            does.
-        first_gpu: The least compute capability of NVIDIA GPUs that multiply it.
+        name: Name in numpy, ml_dtypes and jax.
+        hlo: Name in the compiler's HLO text.
+        bits: Bits per stored value; values of fewer than eight bits share a byte.
+        largest: The largest finite value (of each part, for complex numbers).
+        aliases: Other names that are accepted.
+        peak: Name of its matmul peak in a chip's data sheet; None where data sheets have none.
+        first_gpu: The least compute capability of NVIDIA GPUs that multiply it natively.
     """
 
     name: str
@@ -43,12 +60,48 @@ class NumberFormat:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value that shares its byte with no other, as numpy counts them."""
+        """Bytes of one unpacked value, as numpy counts them."""
         return (self.bits + 7) // 8
 
     def nbytes(self, count: int) -> int:
-        """Bytes of `count` values, packed."""
+        """Return the bytes of `count` packed values."""
         return (count * self.bits + 7) // 8
+
+    @property
+    def values_per_word(self) -> int:
+        """Packed values per 32-bit word."""
+        return WORD_BITS // self.bits
+
+    def pack(self, values: A) -> A:
+        """Pack integers (…, rows, columns) into int32 words (…, rows / values_per_word, columns).
+
+        A word has consecutive rows of a column, the lowest bits first. Numpy and jax arrays both
+        work. Bits beyond the format are dropped.
+        """
+        array = values.__array_namespace__()
+        unpacked: Any = values
+        per_word = self.values_per_word
+        grouped = unpacked.reshape(*values.shape[:-2], -1, per_word, values.shape[-1])
+        shifts = self.bits * array.arange(per_word, dtype=array.uint32)[:, None]
+        masked = grouped.astype(array.uint32) & (2**self.bits - 1)
+        return (masked << shifts).sum(-2, dtype=array.uint32).view(array.int32)
+
+    def unpack(self, words: A) -> A:
+        """Return the values that `pack` was given, as int8 or uint8."""
+        array = words.__array_namespace__()
+        word, value = (array.int32, array.int8)
+        if self.kind == "unsigned":
+            word, value = (array.uint32, array.uint8)
+        top = WORD_BITS - self.bits
+        shifts = (top - self.bits * array.arange(self.values_per_word, dtype=word))[:, None]
+        # Shift left to drop the other values, then right, which extends the sign of signed words.
+        packed: Any = words
+        shifted = (packed.view(word)[..., None, :] << shifts) >> array.asarray(top, dtype=word)
+        return shifted.astype(value).reshape(*words.shape[:-2], -1, words.shape[-1])
+
+    def is_native_on(self, chip: "Chip", weights: "NumberFormat | None" = None) -> bool:
+        """Whether a chip's matrix unit multiplies the format by itself or by `weights`."""
+        return chip.multiplies(self, weights)
 
     def __str__(self) -> str:
         return self.name
@@ -128,7 +181,7 @@ FORMATS: tuple[NumberFormat, ...] = (
 
 
 def parse_format(name: str | NumberFormat) -> NumberFormat:
-    """The format of that name: "bfloat16", "bf16", "BF16", "fp8", "s8", "f8e4m3fn".
+    """Return the format with a name such as "bfloat16", "bf16", "BF16", "fp8" or "s8".
 
     Raises:
         TPUValidationError: There is no such format; the message names the nearest.
@@ -139,15 +192,15 @@ def parse_format(name: str | NumberFormat) -> NumberFormat:
     if found is None:
         usual = "float32, bfloat16, float16, fp8, int8 and int4"
         near = did_you_mean(name.strip().lower(), _by_spelling()) or f" Usual ones are {usual}."
-        raise TPUValidationError(f"{name!r} is no number format.{near}")
+        raise TPUValidationError(f"{name!r} is not a number format.{near}")
     return found
 
 
 def spelled_as(name: str, allowed: Iterable[str]) -> str | None:
-    """Which of `allowed` means what `name` does: "bf16" is "bfloat16" where that is allowed.
+    """Return the word of `allowed` that means the same as `name`, or None.
 
-    What is allowed may hold words that are no formats; they are found as they stand. None where
-    nothing allowed means the same.
+    For example, "bf16" means "bfloat16" if that is allowed. Allowed words that are no number
+    formats match only themselves.
     """
     known = {word.lower(): word for word in allowed}
     wanted = name.strip().lower()
@@ -164,4 +217,8 @@ def _find(name: str) -> NumberFormat | None:
 
 @cache
 def _by_spelling() -> dict[str, NumberFormat]:
-    return {spelling: one for one in FORMATS for spelling in (one.name, one.hlo, *one.aliases)}
+    return {
+        spelling: format
+        for format in FORMATS
+        for spelling in (format.name, format.hlo, *format.aliases)
+    }

@@ -1,7 +1,7 @@
-"""Sizes of mesh axes by name: written, read, filled in and carried over to other devices.
+"""Sizes of mesh axes by name: parse, write, fill in, and adapt to another number of devices.
 
-Everything that asks how the axes of a job lie on some number of devices asks here, so that what is
-checked for other devices is what is trained there.
+Every other module asks this one how a job's axes fit on some number of devices, so a check for
+other devices sees the mesh that training would use there.
 """
 
 import re
@@ -13,14 +13,14 @@ from ..errors import ConfigError, MeshError
 from .slice import Slice
 
 _FREE = ("fsdp", "data")
-"""Axes that change no shape of the model's own, and therefore follow the number of devices."""
+"""Axes that shard nothing the model fixes, so they adapt to the number of devices."""
 
 
 def default_mesh(target: Slice) -> dict[str, int]:
-    """Return the mesh where nobody names one: fsdp over a slice, data over several of them.
+    """Return the mesh of a job that names none: fsdp within a slice, data across slices.
 
-    Weights that are gathered over the network between slices in every step are a choice for
-    models that fill a slice, and numbers of slices often divide no dimension of a model.
+    Gathering weights over the network between slices in every step only pays for models that
+    fill a slice, and the number of slices often divides no dimension of a model.
     """
     return {"fsdp": -1} if target.num_slices == 1 else {"data": target.num_slices, "fsdp": -1}
 
@@ -29,7 +29,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     """Read "fsdp=8,tensor=4".
 
     Raises:
-        MeshError: A part is no size, or an axis is named twice.
+        MeshError: A part is not `axis=size`, or an axis appears twice.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -46,8 +46,8 @@ def read_mesh(value: object) -> Mapping[str, int]:
     """Return sizes by axis from a text or a mapping.
 
     Raises:
-        MeshError: A text is none.
-        ConfigError: It is neither.
+        MeshError: The text is not a mesh.
+        ConfigError: The value is neither a text nor a mapping of whole numbers.
     """
     if isinstance(value, str):
         return parse_mesh(value)
@@ -69,7 +69,8 @@ def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
     """Return the sizes with a -1 filled in for the devices of a slice.
 
     Raises:
-        MeshError: A size is none, or the sizes do not cover the slice, with those that would.
+        MeshError: A size is invalid, or the sizes do not cover the slice; the message names sizes
+            that would.
     """
     _check(mesh)
     sizes = _filled(mesh, target.devices)
@@ -85,10 +86,10 @@ def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
 
 
 def refill_mesh(mesh: Mapping[str, int], devices: int) -> dict[str, int] | None:
-    """Return the same axes with -1 for the one that follows the number of devices.
+    """Return the same axes with -1 for the one that adapts to the number of devices.
 
-    That is fsdp, or else data; all others keep their sizes. None where there is neither, or the
-    others leave no whole number.
+    That axis is fsdp, or else data; the other axes keep their sizes. Return None if there is
+    neither axis, or if `devices` is no multiple of the other sizes.
     """
     free = next((axis for axis in _FREE if axis in mesh), None)
     kept = prod(size for axis, size in mesh.items() if axis != free)
@@ -100,12 +101,12 @@ def refill_mesh(mesh: Mapping[str, int], devices: int) -> dict[str, int] | None:
 def fit_mesh(mesh: Mapping[str, int], devices: int) -> dict[str, int]:
     """Return the same axes on another number of devices, every size filled in.
 
-    Sizes that cover the devices stay. Else fsdp, or data where there is no fsdp, takes what the
-    other axes leave. Where they leave no whole number, it takes all devices (the first axis does,
-    where there is neither), and the others have size 1.
+    Sizes that cover the devices stay. Otherwise fsdp (data if there is no fsdp) takes the devices
+    that the other axes leave. If `devices` is no multiple of the other sizes, that axis takes all
+    devices and the others get size 1; without fsdp and data, the first axis does.
 
     Raises:
-        MeshError: A size is none.
+        MeshError: A size is invalid.
     """
     _check(mesh)
     refilled = refill_mesh(mesh, devices)
@@ -119,7 +120,7 @@ def fit_mesh(mesh: Mapping[str, int], devices: int) -> dict[str, int]:
 def _check(mesh: Mapping[str, int]) -> None:
     if any(size < 1 and size != -1 for size in mesh.values()) or [*mesh.values()].count(-1) > 1:
         raise MeshError(
-            f"the mesh {write_mesh(mesh)} has a size that is none; "
+            f"the mesh {write_mesh(mesh)} has an invalid size; "
             "use whole numbers, and -1 at most once."
         )
 

@@ -1,6 +1,6 @@
-"""A measured figure that is not there: a dash wherever it is shown, and the reason why."""
+"""`Missing`: stands for a measured figure that does not exist; shown as a dash, with a reason."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..errors import TPUNotAvailableError
 
@@ -8,11 +8,11 @@ DASH = "–"
 
 
 class Missing:
-    """Stands where a number would, so that code which prints or compares numbers goes on.
+    """Replaces a number, so that code which prints or compares numbers keeps working.
 
-    It formats as a dash under any format spec, is falsy, and compares as neither above nor below
-    any number, so a threshold is never crossed by it. Arithmetic with it gives it back. Only asking
-    for the number itself (`float(x)`) is an error, which gives the reason.
+    It formats as a dash under any format spec, is falsy, and is neither above nor below any
+    number, so it crosses no threshold. Arithmetic with it returns it. Only `float(x)` raises an
+    error, which states the reason.
 
     Example:
         >>> power = Missing("no NVIDIA driver")
@@ -46,12 +46,12 @@ class Missing:
     def __hash__(self) -> int:
         return hash((Missing, self.reason))
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: object) -> bool:
         return False
 
     __le__ = __gt__ = __ge__ = __lt__
 
-    def __add__(self, other: Any) -> "Missing":
+    def __add__(self, other: object) -> "Missing":
         return self
 
     __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__

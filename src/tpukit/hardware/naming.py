@@ -5,8 +5,13 @@ import re
 from dataclasses import dataclass
 
 from ..errors import SliceError, did_you_mean
-from .catalog import GENERATIONS, edge_sentence, names_of_chips, spelled
-from .chip import Chip
+from .catalog import (
+    Chip,
+    chips_by_spelling,
+    edge_sentence,
+    generation_names,
+    normalise_name,
+)
 from .topology import Shape, TopologyRules, format_shape, parse_shape
 
 MAX_NAME_LENGTH = 80
@@ -19,7 +24,7 @@ _EXAMPLES = "'v6e-64', 'v5p-128', 'v5p:4x4x8', 'tpu7x-4x4x4' or '2xv6e-256'"
 
 @dataclass(frozen=True)
 class SliceName:
-    """What a name says: the number in it still counts whatever its generation counts."""
+    """The parts of a slice name; `count` is chips or cores, as the generation counts."""
 
     text: str
     chip: Chip
@@ -29,36 +34,36 @@ class SliceName:
 
 
 def read_name(text: str) -> SliceName:
-    """Split a slice name into its parts without judging whether such a slice exists.
+    """Split a slice name into its parts, without checking that such a slice exists.
 
     Grammar: `[<slices>x][tpu-]<generation>[-<count>][-<shape>]`. Case does not matter; spaces and
     any punctuation separate.
 
     Raises:
-        SliceError: The text is no slice name; the message says what one looks like.
+        SliceError: The text is not a slice name; the message has examples.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass numbers
         raise SliceError(f"A slice name is text such as {_EXAMPLES}, not {text!r}.")
     if not text.strip() or len(text) > MAX_NAME_LENGTH:
         seen = "an empty name" if not text.strip() else f"a name of {len(text)} characters"
-        raise SliceError(f"{seen} is no slice; write {_EXAMPLES}.")
+        raise SliceError(f"{seen} is not a slice; write {_EXAMPLES}.")
     text = text.replace("×", "x")
     several = _SLICES.match(text)
     num_slices = int(several.group(1)) if several else 1
-    name = spelled(text[several.end() :] if several else text)
+    name = normalise_name(text[several.end() :] if several else text)
     for spelling in _spellings(name):
         chip, rest = _split_generation(spelling)
         if chip is not None:
             return _read_rest(text, chip, spelling, rest, num_slices)
     raise SliceError(
-        f"{text!r} names no TPU generation; known are {', '.join(GENERATIONS)}, "
+        f"{text!r} names no TPU generation; known are {', '.join(generation_names())}, "
         f"and a slice is written {_EXAMPLES}."
         + (edge_sentence(name) or did_you_mean(name, _examples_of_names()))
     )
 
 
 def chips_named(name: SliceName) -> int | None:
-    """How many chips of one slice the number in a name means; None when there is no number."""
+    """Return the chips per slice that a name states; None if it has no number."""
     chip, count = name.chip, name.count
     if count is None or chip.name_counts == "chips":
         return count
@@ -78,7 +83,7 @@ def _spellings(name: str) -> list[str]:
 
 
 def _split_generation(name: str) -> tuple[Chip | None, str]:
-    names = names_of_chips()
+    names = chips_by_spelling()
     for known in sorted(names, key=len, reverse=True):
         if name == known or name.startswith(f"{known}-"):
             return names[known], name[len(known) + 1 :]
@@ -86,14 +91,14 @@ def _split_generation(name: str) -> tuple[Chip | None, str]:
 
 
 def _read_rest(text: str, chip: Chip, spelling: str, rest: str, num_slices: int) -> SliceName:
-    found = _SPEC.fullmatch(rest)
-    if not rest or found is None:
+    match = _SPEC.fullmatch(rest)
+    if not rest or match is None:
         raise SliceError(
-            f"{text!r} names the generation {chip.name} and no slice of it; "
+            f"{text!r} names the generation {chip.name} but no slice of it; "
             f"add a size or a shape, as in {_EXAMPLES}."
         )
-    count = int(found["count"]) if found["count"] else None
-    shape = parse_shape(found["shape"]) if found["shape"] else None
+    count = int(match["count"]) if match["count"] else None
+    shape = parse_shape(match["shape"]) if match["shape"] else None
     if shape is None and spelling.removesuffix(f"-{rest}") in chip.shape_only_aliases:
         raise SliceError(
             f"{text!r} is ambiguous: 'v5' may be v5e or v5p. "
@@ -103,11 +108,11 @@ def _read_rest(text: str, chip: Chip, spelling: str, rest: str, num_slices: int)
 
 
 def _examples_of_names() -> list[str]:
-    return [f"{chip.slice_prefix}-8" for chip in set(names_of_chips().values())]
+    return [f"{chip.slice_prefix}-8" for chip in set(chips_by_spelling().values())]
 
 
 def canonical_name(chip: Chip, shape: Shape, *, num_slices: int = 1) -> str:
-    """The one name of a slice: by count where the count decides the shape, else by shape."""
+    """Return the canonical name: by count where the count decides the shape, else by shape."""
     several = f"{num_slices}x" if num_slices > 1 else ""
     if chip.name_counts == "shape":
         return f"{several}{chip.slice_prefix}-{format_shape(shape)}"
@@ -118,20 +123,20 @@ def canonical_name(chip: Chip, shape: Shape, *, num_slices: int = 1) -> str:
 
 
 def no_topology(chip: Chip) -> SliceError:
-    """The error for a chip of which no slice is public."""
+    """Return the error for a chip without publicly named slices."""
     return SliceError(
         f"No slice of {chip.title} can be named: {chip.no_slices}. "
-        f"`tpukit slices {chip.name}` gives the figures there are."
+        f"`tpukit slices {chip.name}` lists the known figures."
     )
 
 
 def no_such_count(chip: Chip, chips: int) -> SliceError:
-    """The error for a number of chips in which no slice comes."""
+    """Return the error for a number of chips that no slice has."""
     return SliceError(f"No {chip.name} slice has {_count(chips)}." + _nearest(chip, chips))
 
 
 def odd_cores(chip: Chip, count: int) -> SliceError:
-    """The error for a core count that is no whole number of chips."""
+    """Return the error for a number of cores that is no multiple of a chip's."""
     return SliceError(
         f"'{chip.slice_prefix}-{count}': the number in a {chip.name} name counts TensorCores, "
         f"{chip.cores_per_chip} a chip." + _nearest(chip, count // chip.cores_per_chip)
@@ -139,7 +144,7 @@ def odd_cores(chip: Chip, count: int) -> SliceError:
 
 
 def no_such_shape(chip: Chip, shape: Shape, *, chips: int | None = None) -> SliceError:
-    """The error for a shape that is not to be had, or not with that many chips."""
+    """Return the error for a shape that does not exist, or not with that many chips."""
     rules = _rules(chip)
     held = math.prod(shape)
     wanted = held if chips is None else chips
@@ -157,7 +162,7 @@ def no_such_shape(chip: Chip, shape: Shape, *, chips: int | None = None) -> Slic
 
 
 def ambiguous_count(chip: Chip, count: int) -> SliceError:
-    """The error for a number that people read in two ways, with both spelled out."""
+    """Return the error for an ambiguous number, with both readings."""
     rules = _rules(chip)
     readings = dict.fromkeys((count // chip.devices_per_chip, count))
     legal = [chips for chips in readings if chips in rules.by_chips]

@@ -1,4 +1,4 @@
-"""What a chip-hour costs: dated list prices by region and tier, and rates of your own over them."""
+"""Prices per chip-hour: dated list prices by region and tier, and rates of your own over them."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ..errors import ConfigError, did_you_mean
 from ..plain_data import MOST_YAML_BYTES, parse_yaml, read_limited
-from .catalog import get_chip
+from .catalog import get_chip, list_chips
 from .figure import Figure
 from .slice import Slice
 
@@ -26,8 +26,8 @@ _RATE_KEYS = ("generation", "region", "tier", "usd_per_chip_h")
 class Rate:
     """The price of one chip for an hour, in one region, on one tier.
 
-    v2 and v3 cost more or less in slices of several hosts: `min_chips` and `max_chips` bound
-    the slices a rate is for. `region` is "*" for a rate of your own that holds everywhere.
+    v2 and v3 have other prices in multi-host slices, so `min_chips` and `max_chips` bound the
+    slices that a rate is for. `region` is "*" for a rate of your own that applies everywhere.
     """
 
     generation: str
@@ -39,11 +39,11 @@ class Rate:
     zones: tuple[str, ...] = ()
 
     def covers(self, chips: int) -> bool:
-        """Whether it is the rate of a slice of that many chips."""
+        """Whether the rate applies to a slice with this many chips."""
         return self.min_chips <= chips and (self.max_chips is None or chips <= self.max_chips)
 
     def to_dict(self) -> dict[str, Any]:
-        """The rate with the provenance of its price."""
+        """Return the rate with the provenance of its price."""
         return {
             "generation": self.generation,
             "region": self.region,
@@ -57,7 +57,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class PriceBook:
-    """Rates to look prices up in."""
+    """A collection of rates, in which prices are looked up."""
 
     rates: tuple[Rate, ...]
     refusals: Mapping[tuple[str, str], str]
@@ -69,10 +69,10 @@ class PriceBook:
         region: str | None = None,
         tier: str | None = None,
     ) -> tuple[Rate, ...]:
-        """The rates that match; anything left out matches all.
+        """Return the rates that match; an argument that is left out matches every rate.
 
         Raises:
-            ConfigError: No rate at all has that region or tier; the message names the nearest.
+            ConfigError: No rate has that region or tier; the message names the nearest.
         """
         wanted = get_chip(generation).name if generation else None
         if tier is not None:
@@ -87,9 +87,9 @@ class PriceBook:
         )
 
     def regions_of(self, name: str) -> tuple[str, ...]:
-        """Return the regions that a name stands for: itself, or all that begin with it.
+        """Return the region with a name, or all regions that begin with it.
 
-        So "europe" is every region of that continent, and "us-east" is us-east1, us-east4 and
+        For example, "europe" is every European region, and "us-east" is us-east1, us-east4 and
         us-east5. A book with a rate for every region takes any name.
 
         Raises:
@@ -110,9 +110,9 @@ class PriceBook:
         return (name,)
 
     def quote(self, of: Slice, *, region: str | None = None, tier: str = "on_demand") -> Figure:
-        """USD per chip-hour for a slice: in `region`, or in the cheapest one when left out.
+        """Return USD per chip-hour for a slice, in `region` or else in the cheapest region.
 
-        Missing, with the reason, where no price is known.
+        The figure is missing, with the reason, if no price is known.
         """
         rates = self._covering(of, region, tier)
         if rates:
@@ -121,18 +121,18 @@ class PriceBook:
         return Figure.missing(UNIT, f"{of}: {reason}")
 
     def cheapest_region(self, of: Slice, *, tier: str = "on_demand") -> str | None:
-        """Where the slice costs least on that tier; None where no price is known."""
+        """Return the region where the slice costs least on a tier; None if no price is known."""
         rates = self._covering(of, None, tier)
         return rates[0].region if rates else None
 
     def cost_per_hour(
         self, of: Slice, *, region: str | None = None, tier: str = "on_demand"
     ) -> Figure:
-        """USD per hour for the whole slice, or all of its slices."""
+        """Return USD per hour for all chips of the slice or slices."""
         return self.quote(of, region=region, tier=tier).scaled(of.chips, unit="USD/h")
 
     def why_none(self, generation: str | None, *, region: str | None, tier: str | None) -> str:
-        """Why nothing, or nothing for a slice of this size, is listed, and where something is."""
+        """Return why no price is listed, and the regions that have one."""
         name = get_chip(generation).name if generation else ""
         refused = self.refusals.get((name, region or ""))
         if refused:
@@ -143,7 +143,7 @@ class PriceBook:
         return f"not listed; {name or 'other'} prices exist in {', '.join(offered)}."
 
     def with_rates(self, rates: Mapping[str, Any] | str | Path) -> "PriceBook":
-        """This book with rates of your own over it.
+        """Return this book with rates of your own, which replace listed ones.
 
         Args:
             rates: A mapping, or a YAML file, of the form
@@ -173,10 +173,24 @@ class PriceBook:
 
 @cache
 def public_prices() -> PriceBook:
-    """List prices as published, placeholders rejected; spot prices move, so mind the date."""
+    """Return the published list prices; spot prices change, so see the date."""
     text = (resources.files("tpukit.hardware") / "data" / "prices.json").read_text("utf-8")
     data = json.loads(text)
-    rates = [
+    rates = _listed_rates(data)
+    for chip in list_chips():
+        if chip.list_prices:
+            rates += _listed_rates(chip.list_prices, generation=chip.name)
+    refusals = {
+        (entry["generation"], region): entry["reason"]
+        for entry in data["rejected"]
+        for region in entry["regions"]
+    }
+    return PriceBook(tuple(rates), refusals)
+
+
+def _listed_rates(data: Mapping[str, Any], **shared: str) -> list[Rate]:
+    rows: list[dict[str, Any]] = [{**shared, **row} for row in data["rates"]]
+    return [
         Rate(
             generation=entry["generation"],
             region=entry["region"],
@@ -186,20 +200,14 @@ def public_prices() -> PriceBook:
             max_chips=entry.get("max_chips"),
             zones=tuple(entry["zones"]),
         )
-        for entry in data["rates"]
+        for entry in rows
         for tier in TIERS
         if tier in entry
     ]
-    refusals = {
-        (entry["generation"], region): entry["reason"]
-        for entry in data["rejected"]
-        for region in entry["regions"]
-    }
-    return PriceBook(tuple(rates), refusals)
 
 
 def listed_zones(of: Slice, region: str) -> tuple[str, ...]:
-    """Return the zones of a region that offer a slice by the public list; empty if none does."""
+    """Return the zones of a region that offer a slice, by the public list of prices."""
     found = (
         zone
         for rate in public_prices().rates
@@ -245,7 +253,7 @@ def _shadows(own: Rate, listed: Rate) -> bool:
     return same and own.region in (listed.region, ANY_REGION)
 
 
-def _own_rate(entry: Any, number: int, source: str, date: str) -> Rate:
+def _own_rate(entry: object, number: int, source: str, date: str) -> Rate:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"Rate {number} is {entry!r}; expected {', '.join(_RATE_KEYS)}.")
     fields = cast("Mapping[str, Any]", entry)

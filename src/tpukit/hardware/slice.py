@@ -1,13 +1,13 @@
-"""A slice of TPUs: which chips, in which shape, and everything that follows from it."""
+"""A slice of TPUs: its chips, its shape, and everything derived from them."""
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..errors import SliceError
 from ..shown import Shown
-from .catalog import get_chip
-from .chip import Chip
+from .catalog import Chip, get_chip
 from .figure import Figure
 from .formats import PEAKS
 from .naming import (
@@ -67,22 +67,22 @@ class Slice(Shown):
         topology: str | Shape | None = None,
         num_slices: int = 1,
     ) -> "Slice":
-        """The slice of `generation` with that many chips, that shape, or both.
+        """Return the slice of a generation with a number of chips, a shape, or both.
 
         Args:
             generation: Any name `get_chip` takes.
-            chips: Chips of one slice, counted as chips whatever the generation's names count.
+            chips: Chips of one slice, even where the generation's names count cores.
             topology: Shape of one slice; the most cubic one for `chips` when left out.
             num_slices: Slices joined by the data-centre network.
 
         Raises:
-            SliceError: No such slice; the message names the valid ones.
+            SliceError: There is no such slice; the message names the valid ones.
         """
         chip = get_chip(generation)
         rules = rules_of(chip)
         if topology is None:
             if chips is None:
-                raise SliceError(f"Say how many {chip.name} chips, or which topology.")
+                raise SliceError(f"A slice of {chip.name} needs chips or a topology; give one.")
             if chips not in rules.by_chips:
                 raise no_such_count(chip, chips)
             return cls(chip, rules.by_chips[chips][0], num_slices)
@@ -109,7 +109,7 @@ class Slice(Shown):
 
     @property
     def devices(self) -> int:
-        """What `len(jax.devices())` is on it."""
+        """`len(jax.devices())` on this slice."""
         return self.chips * self.chip.devices_per_chip
 
     @property
@@ -124,7 +124,7 @@ class Slice(Shown):
 
     @property
     def devices_per_host(self) -> int:
-        """What `jax.local_device_count()` is on each host."""
+        """`jax.local_device_count()` on each host."""
         return self.devices // self.hosts
 
     @property
@@ -141,7 +141,7 @@ class Slice(Shown):
         return self.chip.ici_link_gbps.scaled(links)
 
     def peak_tflops(self, dtype: str = "bf16") -> Figure:
-        """Peak of all chips together, for a type."""
+        """Return the peak of all chips together for a number format."""
         return self.chip.peak(dtype).scaled(self.chips)
 
     @property
@@ -151,7 +151,7 @@ class Slice(Shown):
 
     @property
     def hbm_usable_bytes(self) -> Figure:
-        """What the compiler lets programs use of it."""
+        """HBM of all chips that the compiler lets programs use."""
         return self.chip.hbm_usable_bytes.scaled(self.chips)
 
     @property
@@ -166,14 +166,14 @@ class Slice(Shown):
 
     @property
     def needs_gke(self) -> bool:
-        """Whether it can be had through Google Kubernetes Engine only."""
+        """Whether only Google Kubernetes Engine offers it."""
         return bool(self.chip.needs_gke)
 
     @property
     def api_name(self) -> str | None:
         """Accelerator type of the Cloud TPU API; None where that API does not offer it.
 
-        A shape other than the default of its size is asked for by topology beside this name.
+        A request for a shape other than the default of its size names the topology as well.
         """
         if self.chip.api_prefix is None:
             return None
@@ -196,7 +196,7 @@ class Slice(Shown):
 
     @property
     def libtpu_options(self) -> dict[str, Any]:
-        """The other keyword arguments of `get_topology_desc`; empty where defaults are right."""
+        """The other keyword arguments of `get_topology_desc`; empty where its defaults apply."""
         rules = rules_of(self.chip)
         options: dict[str, Any] = {}
         if self.chip.libtpu_chip_config:
@@ -209,7 +209,7 @@ class Slice(Shown):
         return options
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything the slice knows, figures with their provenance."""
+        """Return every property; figures have their provenance."""
         return {
             "name": str(self),
             "generation": self.chip.name,
@@ -241,14 +241,65 @@ class Slice(Shown):
 
 
 def list_slices(generation: str) -> tuple[Slice, ...]:
-    """One slice of each size a generation comes in, in its default shape, smallest first."""
+    """Return one slice per size of a generation, in its default shape, smallest first."""
     chip = get_chip(generation)
     rules = rules_of(chip)
     return tuple(Slice(chip, shapes[0]) for shapes in rules.by_chips.values())
 
 
 def rules_of(chip: Chip) -> TopologyRules:
-    """The shape rules of a generation, or a SliceError where no slice of it can be named."""
+    """Return the shape rules of a generation; raise SliceError if it has no named slices."""
     if chip.rules is None:
         raise no_topology(chip)
     return chip.rules
+
+
+@dataclass(frozen=True, slots=True)
+class ChipPosition:
+    """One chip of a slice.
+
+    Attributes:
+        process: Index of the process on its host.
+        chip: Its index on that host.
+        slice_index: Index of its slice, from 0.
+        coordinates: Position along each axis of the topology.
+    """
+
+    process: int
+    chip: int
+    slice_index: int
+    coordinates: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the position as plain data."""
+        return {
+            "process": self.process,
+            "chip": self.chip,
+            "slice_index": self.slice_index,
+            "coordinates": list(self.coordinates),
+        }
+
+
+def chip_positions(target: Slice) -> tuple[ChipPosition, ...]:
+    """Return every chip of a slice, host after host, in libtpu's order.
+
+    Hosts tile a slice in blocks of their bounds. Both hosts and the chips of one host are counted
+    along x first, then y, then z. Process 0 is the first host of the first slice.
+    """
+    shape = target.topology
+    bounds = rules_of(target.chip).bounds_of_host(shape)[: len(shape)]
+    blocks = tuple(length // bound for length, bound in zip(shape, bounds, strict=True))
+    positions: list[ChipPosition] = []
+    process = 0
+    for slice_index in range(target.num_slices):
+        for block in _along_x_first(blocks):
+            corner = tuple(at * bound for at, bound in zip(block, bounds, strict=True))
+            for chip, inside in enumerate(_along_x_first(bounds)):
+                at = tuple(start + step for start, step in zip(corner, inside, strict=True))
+                positions.append(ChipPosition(process, chip, slice_index, at))
+            process += 1
+    return tuple(positions)
+
+
+def _along_x_first(shape: Shape) -> list[tuple[int, ...]]:
+    return [at[::-1] for at in product(*(range(length) for length in reversed(shape)))]

@@ -1,7 +1,7 @@
-"""Which generation a program is being traced for, where that decides how a kernel is cut.
+"""The generation that a program is traced for, which decides how a kernel is split into blocks.
 
-A program for a TPU is often traced on a machine that has none, so a kernel cannot ask the device.
-Whoever compiles says it with `target_chip`; kernels ask `current_target`.
+A program for a TPU is often traced on a machine without one, so a kernel cannot ask the device.
+Code that compiles sets the generation with `target_chip`; kernels read `current_target`.
 """
 
 import sys
@@ -21,14 +21,14 @@ def target_chip(name: str) -> Generator[None]:
 
 
 def current_target() -> str | None:
-    """The generation traced for: the one stated, else the TPU that is here, else None."""
+    """Return the generation set by `target_chip`, else the local TPU's, else None."""
     stated = _context().value if "jax" in sys.modules else None
     return stated or _local_chip()
 
 
 @cache
 def _context() -> Any:
-    """A value that jax counts among the keys of its caches: another target is another trace."""
+    """Return a context value in the keys of jax's caches, so each target has its own trace."""
     import jax
 
     return jax.make_user_context(None)
@@ -42,7 +42,7 @@ def on_one_gpu() -> bool:
 
 
 def _local_chip() -> str | None:
-    """The TPU of this process. Asking starts jax's backend, as whatever is traced will too."""
+    """Return the generation of this process's TPU; this starts jax's backend."""
     jax = sys.modules.get("jax")
     if jax is None or jax.default_backend() != "tpu":
         return None

@@ -1,4 +1,4 @@
-"""Shapes of slices: which are legal in a generation, where they wrap, how hosts tile them."""
+"""Slice shapes: which ones a generation has, where they wrap, and how hosts tile them."""
 
 import math
 import re
@@ -54,15 +54,15 @@ class CubeRules:
 
 @dataclass(frozen=True)
 class TopologyRules:
-    """The shapes one generation can be had in.
+    """The slice shapes of one generation.
 
     Attributes:
         dims: Axes of the torus, 2 or 3.
         listed_shapes: Shapes offered by name; for 3D generations those below one whole cube.
-        cubes: What larger 3D shapes are made of, or None.
+        cubes: Rules of larger 3D shapes, which consist of whole cubes; or None.
         wrap_length: A 2D axis this long is closed to a ring. 3D slices of whole cubes wrap
             on every axis and smaller ones on none.
-        host_bounds: Chips of one host on each axis (always three numbers, as libtpu wants them).
+        host_bounds: Chips of one host on each axis (always three numbers, for libtpu).
         single_host_shapes: Shapes served by one host, even when larger than `host_bounds`.
     """
 
@@ -91,7 +91,7 @@ class TopologyRules:
         return grouped
 
     def is_legal(self, shape: Shape) -> bool:
-        """Whether a slice of this shape can be had."""
+        """Whether the generation has slices of this shape."""
         return shape in self.by_chips.get(math.prod(shape), ())
 
     def nearest_counts(self, chips: int, *, most: int = 4) -> list[int]:

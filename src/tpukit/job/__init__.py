@@ -1,4 +1,4 @@
-"""The one document of a job: what is trained, where and how; and the step built from it."""
+"""`Job`, the document that describes a training job, and the step built from it."""
 
 from ..lazy import lazy_names
 

@@ -1,7 +1,7 @@
-"""The values of a job before they are checked: from files, environment and arguments.
+"""`Document`: the values of a job from files, environment and arguments, before validation.
 
-Values are kept by dotted path (`train.z_loss`) with where each came from. A later source wins over
-an earlier one.
+Each value has a dotted path (`train.z_loss`) and an origin. A later source overrides an earlier
+one.
 """
 
 import os
@@ -15,14 +15,14 @@ from ..plain_data import MOST_YAML_BYTES, read_limited
 from .yaml_text import read_scalar, read_yaml
 
 PREFIX = "TPUKIT_"
-# Variables other tools already use for the same thing.
+# Variables of other tools that set the same thing.
 WELL_KNOWN = {
     "TPU_PROJECT": "project",
     "TPU_ZONE": "zone",
     "TPU_NETWORK": "network",
     "GOOGLE_APPLICATION_CREDENTIALS": "credentials_file",
 }
-# TPUKIT_ variables that are not settings of a job; `tests/job` checks the list is complete.
+# TPUKIT_ variables that are not settings of a job; `tests/job` checks that the list is complete.
 NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
@@ -34,6 +34,7 @@ NOT_SETTINGS = frozenset(
         "CAPTURE_PROCESS",
         "CHILD_PARENT",
         "CHILD_REPLY",
+        "CHIPS",
         "COORDINATOR",
         "COORDINATOR_HOST",
         "DASHBOARD_TOKEN",
@@ -57,7 +58,7 @@ KINDS = ("preset", "file", "environment", "argument")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value came from: a preset, a file's line, a variable, an argument."""
+    """The source of a value: a preset, a line of a file, a variable or an argument."""
 
     kind: str
     name: str = ""
@@ -67,7 +68,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """The file and line, or the kind, as an error names it."""
+        """The source as error messages name it: file and line, or the kind of source."""
         return self.name if self.kind == "file" else f"the {self.kind}"
 
 
@@ -76,11 +77,11 @@ class Document:
     """Values by dotted path, each with its origin.
 
     Attributes:
-        sections: Paths below which keys are told apart, such as "train"; any other mapping is one
-            value.
-        values: By dotted path.
-        origins: By dotted path.
-        lines: Where each key of a file stands, also of keys within one value.
+        sections: Keys such as "train" whose mapping is split into one value per key; any other
+            mapping is a single value.
+        values: Each value by dotted path.
+        origins: The origin of each value by dotted path.
+        lines: File and line of each key of a file, including keys inside a single value.
     """
 
     sections: frozenset[str]
@@ -89,7 +90,7 @@ class Document:
     lines: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, values: Mapping[str, Any], origin: Origin) -> None:
-        """Add nested values, or values by dotted path, that all come from one place."""
+        """Add values, nested or by dotted path, that all have the same origin."""
         for path, value in self._flat(values):
             self.values[path], self.origins[path] = value, origin
 
@@ -104,11 +105,11 @@ class Document:
                 f"{os.fspath(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8."
             ) from None
         except ValueError as error:
-            raise ConfigError(f"{os.fspath(path)} is no job file: {error}.") from None
+            raise ConfigError(f"{os.fspath(path)} is not a job file: {error}.") from None
         self.add_yaml(text, name=os.fspath(path))
 
     def add_yaml(self, text: str, *, name: str) -> None:
-        """Add the values of YAML text; `name` is what errors call it."""
+        """Add the values of YAML text; error messages call it `name`."""
         values, lines = read_yaml(text, name=name)
         self.lines.update((path, f"{name}:{line}") for path, line in lines.items())
         for path, value in self._flat(values):
@@ -116,22 +117,22 @@ class Document:
             self.values[path], self.origins[path] = value, Origin("file", f"{name}:{line}")
 
     def add_environment(self, environment: Mapping[str, str], known: Iterable[str]) -> None:
-        """Add values from well-known variables and from `TPUKIT_<FIELD>` for each known field."""
+        """Add the values of `TPUKIT_<FIELD>` variables and of the variables in `WELL_KNOWN`."""
         known = frozenset(known)
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         names: dict[str, str] = {}
         for variable, text in environment.items():
             setting = WELL_KNOWN.get(variable)
             if setting is None and variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
                 setting = variable.removeprefix(PREFIX).lower()
-            if setting is None or (setting in found and variable in WELL_KNOWN):
+            if setting is None or (setting in texts and variable in WELL_KNOWN):
                 continue  # TPUKIT_ZONE is more specific than TPU_ZONE
-            found[setting], names[setting] = text, variable
-        for setting, text in found.items():
+            texts[setting], names[setting] = text, variable
+        for setting, text in texts.items():
             if setting not in known:
-                variables = [PREFIX + one.upper() for one in known]
+                variables = [PREFIX + name.upper() for name in known]
                 raise ConfigError(
-                    f"the environment sets {names[setting]}, which is no setting of tpukit; "
+                    f"the environment sets {names[setting]}, but tpukit has no such setting; "
                     f"unset it." + did_you_mean(names[setting], variables)
                 )
             self.values[setting] = read_scalar(text)
@@ -146,10 +147,10 @@ class Document:
         return taken
 
     def settle(self, path: str, value: Any, origin: Origin) -> None:
-        """Add a value that was spelled otherwise; the later source wins, two of one kind differ.
+        """Add a value that was given under another name, unless a later source set it too.
 
         Raises:
-            ConfigError: The same kind of source says two things.
+            ConfigError: Two sources of the same kind set different values.
         """
         if path in self.values:
             before = self.origins[path]
@@ -157,13 +158,13 @@ class Document:
                 return
             if before.kind == origin.kind and self.values[path] != value:
                 raise ConfigError(
-                    f"{before.place} says {path}: {self.values[path]} and {origin.place} says "
+                    f"{before.place} sets {path}: {self.values[path]}, but {origin.place} sets "
                     f"{value}; keep one of them."
                 )
         self.values[path], self.origins[path] = value, origin
 
     def place_of(self, path: str) -> str:
-        """Return the line of a key within a value, or where that value came from."""
+        """Return file and line of a key inside a value, or else the origin of that value."""
         outer = path
         while outer not in self.origins:
             outer = outer.rpartition(".")[0]
@@ -171,7 +172,7 @@ class Document:
         return self.lines.get(path, origin.place) if origin.kind == "file" else origin.place
 
     def nested(self) -> dict[str, Any]:
-        """Return the values as a tree."""
+        """Return the values as nested dictionaries."""
         tree: dict[str, Any] = {}
         for path, value in self.values.items():
             section, dot, key = path.rpartition(".")
@@ -179,10 +180,10 @@ class Document:
         return tree
 
     def explain(self, error: TPUError) -> TPUError:
-        """Return the same error, saying which file or variable the named field came from."""
+        """Return the error with the origin of the field that its message names."""
         text = str(error)
-        # A path that stands there in full is meant, rather than a short one that is also a word.
-        by_length = sorted(self.origins.items(), key=lambda one: -len(one[0]) * (one[0] in text))
+        # Prefer a path that the message contains in full over a short one that is also a word.
+        by_length = sorted(self.origins.items(), key=lambda item: -len(item[0]) * (item[0] in text))
         for path, origin in by_length:
             named = re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", text)
             if origin.name and named and origin.name not in text:
@@ -193,21 +194,21 @@ class Document:
         for key, value in values.items():
             if key in self.sections and isinstance(value, Mapping):
                 below: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]  any YAML
-                yield from ((f"{key}.{inner}", one) for inner, one in below.items())
+                yield from ((f"{key}.{name}", inner) for name, inner in below.items())
             elif key in self.sections and value is None:
                 continue  # a section with every line commented out
             elif key in self.sections:
-                raise ConfigError(f"{key} is {value!r}; write its settings as keys below it.")
+                raise ConfigError(f"{key} is {value!r}, but it is a section; write keys below it.")
             else:
                 yield key, value
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read "key=value" texts as the command line takes them."""
+    """Parse the "key=value" texts of `--set`."""
     parsed: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{assignment!r} sets nothing; write key=value.")
+            raise ConfigError(f"{assignment!r} sets no key; write key=value.")
         parsed[name.strip()] = read_scalar(text)
     return parsed

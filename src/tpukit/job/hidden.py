@@ -1,7 +1,7 @@
-"""Settings whose values are never shown: the variables that a job's processes get.
+"""Hide values that may be secret: the environment variables of a job's processes.
 
-A field with `repr=False` is such a setting. What is shown of it are its names, `$NAME` references
-and "…" for each literal value, which may be a credential.
+A field with `repr=False` is hidden. Reports show the names of its variables, references such as
+`$NAME`, and "…" in place of each literal value.
 """
 
 import logging
@@ -22,11 +22,11 @@ _warned: set[tuple[str, str]] = set()
 
 
 def shown_values(settings: BaseModel, **options: Any) -> dict[str, Any]:
-    """Return settings as plain data without literal values of hidden fields.
+    """Return settings as plain data, with the literal values of hidden fields replaced.
 
     Args:
         settings: A section of a job.
-        **options: Of `model_dump`.
+        **options: Arguments of `model_dump`.
     """
     values = settings.model_dump(mode="json", **options)
     fields = type(settings).model_fields
@@ -36,23 +36,23 @@ def shown_values(settings: BaseModel, **options: Any) -> dict[str, Any]:
 
 
 def hide_values(variables: Any) -> Any:
-    """Return variables with "…" for each literal value."""
+    """Return variables with "…" in place of each literal value."""
     if not isinstance(variables, Mapping):
         return variables if variables is None else HIDDEN
-    found = cast("Mapping[str, Any]", variables)
-    return {name: one if str(one).startswith("$") else HIDDEN for name, one in found.items()}
+    named = cast("Mapping[str, Any]", variables)
+    return {name: text if str(text).startswith("$") else HIDDEN for name, text in named.items()}
 
 
-def hide_in_object(found: dict[str, Any]) -> dict[str, Any]:
-    """Hide the variables of a job in place; the `object_hook` that reads reports of any version."""
-    launch = found.get("launch")
+def hide_in_object(data: dict[str, Any]) -> dict[str, Any]:
+    """Hide the variables of a job in place; an `object_hook` for JSON reports of any version."""
+    launch = data.get("launch")
     if isinstance(launch, dict) and "environment" in launch:
         launch["environment"] = hide_values(cast("Any", launch["environment"]))
-    return found
+    return data
 
 
 def is_hidden(path: str | Sequence[str | int], kind: type[BaseModel]) -> bool:
-    """Whether a dotted path of settings leads to a hidden field, or into one."""
+    """Whether a dotted path names a hidden field, or a key inside one."""
     inner: Any = kind
     for part in path.split(".") if isinstance(path, str) else path:
         field = inner.model_fields.get(part) if isinstance(inner, type) else None
@@ -65,7 +65,7 @@ def is_hidden(path: str | Sequence[str | int], kind: type[BaseModel]) -> bool:
 
 
 def warn_of_literal_secrets(job: "Job") -> None:
-    """Warn once of each variable whose literal value looks like a credential."""
+    """Warn once about each variable whose literal value looks like a credential."""
     for name, value in job.launch.environment.items():
         origin = str(job.origin_of("launch.environment"))
         if value.startswith("$") or not looks_secret(name, value) or (name, origin) in _warned:

@@ -1,8 +1,7 @@
-"""`Job`: model, slice, mesh, batch, training, compiling: all that decides a run, as one document.
+"""`Job`: model, slice, mesh, batch, training and compiler settings of a run, as one document.
 
-It is what the planner returns, `check` compiles, the trainer runs and a pod is launched with, and
-the content of a job file. Reading one imports neither jax nor flax, so that an answer on disk is
-there at once.
+The planner returns a job, `check` compiles it, the trainer runs it, and a pod is launched with it.
+A job file contains one. Reading a job imports neither jax nor flax, so cached answers load fast.
 """
 
 import hashlib
@@ -19,28 +18,27 @@ from ..errors import ConfigError, TPUValidationError
 from ..frameworks import model_name
 from ..hardware import Slice
 from ..hardware.mesh_sizes import default_mesh, fill_mesh, read_mesh
+from ..models.defaults import TRAINING_SEQUENCE_LENGTH
 from ..runtime.files import write_output
 from .document import Document, Origin
 from .hidden import shown_values
-from .keys import fold_inner_keys, refuse_unknown_inside
 from .model_source import (
+    ModelSource,
     base_fingerprint,
     is_own_model,
-    load_model,
     model_fingerprint,
     package_versions,
     source_fingerprint,
 )
 from .sections import CompileSettings, Count, LaunchSettings, Limits, ObserveSettings
-from .settings import as_config_error
+from .settings import as_config_error, fold_inner_keys, refuse_unknown_inside
 from .train import PROGRAM_FIELDS, TrainingSettings
 from .yaml_text import write_yaml
 
 if TYPE_CHECKING:
     from .config import TPUConfig
 
-DEFAULT_SEQUENCE_LENGTH = 2048
-# The sections that stand below a key of their own. A room to come adds one line here.
+# Fields that are sections of a job file.
 NESTED = ("train", "compile", "observe", "launch")
 _EXAMPLE = "model: llama3.1-8b"
 
@@ -48,8 +46,8 @@ _EXAMPLE = "model: llama3.1-8b"
 class Job(Limits):
     """One training job: what is trained, where, and how.
 
-    `model` is a preset's name, a Hugging Face config.json, "module:function" that builds one, or,
-    in Python, any model that `Workload` takes and a `Workload` itself.
+    `model` is a preset, a Hugging Face config.json, or "module:function" that builds a model. In
+    Python it may also be a `Workload`, or any model that one takes.
 
     Example:
         >>> job = Job(model="tiny", on="v6e-8", sequence_length=64, train={"optimizer": "lion"})
@@ -63,7 +61,9 @@ class Job(Limits):
     model_changes: Mapping[str, Any] = Field(
         default_factory=dict[str, Any], description="fields of the preset to change"
     )
-    on: str | None = Field(default=None, description="slice, e.g. v6e-8; None: what is here")
+    on: str | None = Field(
+        default=None, description="slice, e.g. v6e-8; None: the devices of this machine"
+    )
     mesh: Annotated[Mapping[str, int], BeforeValidator(read_mesh)] = Field(
         default_factory=lambda: {"fsdp": -1},
         description="size of each axis; -1: the rest; None: fsdp, and data over slices",
@@ -72,61 +72,66 @@ class Job(Limits):
         default=None, description="factor of each mesh axis that runs across slices"
     )
     batch_size: Count | None = Field(
-        default=None, description="examples in a step over all devices; None: one a device"
+        default=None, description="examples in a step over all devices; None: one per device"
     )
     sequence_length: Count | None = Field(
-        default=None, description="tokens in an example; None: 2048, or the model's longest"
+        default=None,
+        description=f"tokens per example; None: {TRAINING_SEQUENCE_LENGTH} or the model's limit",
     )
     strategy: str | None = Field(
-        default=None, description="how parameters are split; None: by the names of the axes"
+        default=None, description="how parameters are sharded; None: by the names of the axes"
     )
     remat: str | None = Field(
         default=None, description="what the backward pass recomputes; None: full, or as built"
     )
-    microbatches: Count = Field(default=1, description="pieces a step is cut into")
+    microbatches: Count = Field(default=1, description="parts that a step's batch is split into")
     attention: str = Field(default="auto", description="auto, flash, splash, xla, ring, cudnn")
     pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
-        default="1f1b", description="of pipeline stages: 1f1b or gpipe"
+        default="1f1b", description="schedule of pipeline stages: 1f1b or gpipe"
     )
     loss_chunks: Count | Literal["auto"] | None = Field(
-        default="auto", description="pieces the loss is cut into; see Workload"
+        default="auto", description="chunks the loss is computed in; see Workload"
     )
     options: Mapping[str, Any] = Field(
-        default_factory=dict[str, Any], description="compiler options, before those of compile:"
+        default_factory=dict[str, Any],
+        description="compiler options; they override those of compile:",
     )
     train: TrainingSettings = Field(default_factory=TrainingSettings)
     compile: CompileSettings = Field(default_factory=CompileSettings)
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
-    # What only Python can say: a loss, an optax transformation, rules, shapes of a batch.
+    # Arguments of `Workload` that only Python can give: a loss, an optax transformation, rules.
     parts: Mapping[str, Any] = Field(default_factory=dict[str, Any], exclude=True, repr=False)
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
+    # Shared with every job made from this one by `replace`, unless the model changes.
+    _source: ModelSource = PrivateAttr()
 
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**_with_changes_apart(values))
+            super().__init__(**_split_model_changes(values))
         except ValidationError as error:
             raise as_config_error(error, Job, known_paths()) from None
         self._origins.update({name: Origin("argument") for name in values})
+        self._source = ModelSource(self.model, self.model_changes)
 
     @checks_all(mode="after")
     def _mesh_covers_the_slice(self) -> Self:
         if self.on is not None:
             if "mesh" not in self.model_fields_set:
-                # It stays unstated: on another slice it may be another.
+                # It does not count as stated, so another slice gets its own default.
                 object.__setattr__(self, "mesh", default_mesh(self.slice))
-            fill_mesh(self.mesh, self.slice)
+            _ = self.mesh_sizes  # refuses a mesh that does not cover the slice
         return self
 
     @classmethod
     def of(cls, model: object, **arguments: Any) -> "Job":
-        """Return the job of a model; what is no key of a job is a part of its step.
+        """Return a job from keys of a job and arguments of `Workload`.
 
         Args:
             model: As `Job.model`.
-            **arguments: Keys of a job, nested or by dotted path, and arguments of `Workload`, such
-                as a loss, rules, or a remat policy made in Python.
+            **arguments: Keys of a job, nested or by dotted path. All others are kept in `parts` and
+                passed to `Workload`, such as a loss, rules, or a remat policy made in Python.
         """
         keys: dict[str, Any] = {}
         parts: dict[str, Any] = {}
@@ -134,11 +139,12 @@ class Job(Limits):
             plain = value is None or isinstance(value, str | int | float | Mapping | Sequence)
             is_key = "." in name or (plain and name in cls.model_fields)
             (keys if is_key else parts)[name] = value
-        return cls.from_dict({"model": model, **keys}).replace(parts=parts)
+        job = cls.from_dict({"model": model, **keys})
+        return job.replace(parts=parts) if parts else job
 
     @classmethod
     def from_document(cls, document: Document) -> "Job":
-        """Check the values of a document; an unknown key is refused with the nearest one."""
+        """Validate a document; the error for an unknown key suggests the nearest known one."""
         from .config.spelling import settle_config_names
 
         known = known_paths()
@@ -155,14 +161,14 @@ class Job(Limits):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Job":
-        """Build from plain data, nested or by dotted path, as `to_dict` writes it."""
+        """Build a job from plain data, nested or by dotted path."""
         document = new_document()
         document.add(values, Origin("argument"))
         return cls.from_document(document)
 
     @classmethod
     def from_yaml(cls, path: Path | str, **changes: Any) -> "Job":
-        """Read a job file; `changes` that are not None go before what it says."""
+        """Read a job file; `changes` that are not None override its values."""
         document = new_document()
         document.add_file(path)
         given = {key: value for key, value in changes.items() if value is not None}
@@ -170,53 +176,56 @@ class Job(Limits):
         return cls.from_document(document)
 
     def to_yaml(self, path: Path | str) -> None:
-        """Write a job file that `from_yaml` reads back; what is as by default is left out."""
+        """Write a job file that `from_yaml` reads back; default values are left out."""
         self.refuse_parts("a job file")
         write_output(Path(path), write_yaml(self.to_dict(with_variables=True)))
 
     def refuse_parts(self, where: str) -> None:
-        """Refuse what only Python can say where it would be lost."""
-        said = [*self.parts, *([] if isinstance(self.model, str) else ["model"])]
-        if said:
+        """Raise if the job has a model or parts that exist only in Python.
+
+        Raises:
+            ConfigError: `where` cannot contain them.
+        """
+        in_python = [*self.parts, *([] if isinstance(self.model, str) else ["model"])]
+        if in_python:
             raise ConfigError(
-                f"{where} cannot hold {', '.join(said)}, given in Python; put them into a function "
-                "that returns a Workload and name it: model: my_model.py:build."
+                f"{where} cannot contain {', '.join(in_python)}, given in Python; put them into a "
+                "function that returns a Workload and name it: model: my_model.py:build."
             )
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> "Job":
-        """Return the same job with some keys changed, nested or by dotted path."""
-        asked = {**(changes or {}), **more}
-        parts = asked.pop("parts", self.parts)
+        """Return the job with some keys changed, nested or by dotted path."""
+        changed = {**(changes or {}), **more}
+        parts = changed.pop("parts", self.parts)
         document = new_document()
         document.add(self._stated(), Origin("argument"))
-        document.add(asked, Origin("argument"))
+        document.add(changed, Origin("argument"))
         document.origins.update(
-            (path, origin) for path, origin in self._origins.items() if path not in asked
+            (path, origin) for path, origin in self._origins.items() if path not in changed
         )
         job = Job.from_document(document)
-        return job if not parts else Job._with_parts(job, parts)
-
-    @staticmethod
-    def _with_parts(job: "Job", parts: Mapping[str, Any]) -> "Job":
-        copied = job.model_copy(update={"parts": dict(parts)})
-        copied._origins.update(job._origins)
-        return copied
+        if job._source.is_same(self._source):
+            job._source = self._source
+        if parts:
+            job = job.model_copy(update={"parts": dict(parts)})
+            vars(job).pop("key", None)  # refused where only Python has the parts
+        return job
 
     def _stated(self) -> dict[str, Any]:
-        """Return every value that was given, also where it is the default."""
-        said = self.model_fields_set - {"parts", "model", "model_changes"}
-        stated = {name: getattr(self, name) for name in said if name not in NESTED}
+        """Return every value that was given, including those equal to the default."""
+        given = self.model_fields_set - {"parts", "model", "model_changes"}
+        stated = {name: getattr(self, name) for name in given if name not in NESTED}
         for name in NESTED:
             stated[name] = getattr(self, name).model_dump(mode="json", exclude_unset=True)
         changed = {"preset": self.model, **self.model_changes}
         return {"model": changed if self.model_changes else self.model, **stated}
 
     def to_dict(self, *, with_variables: bool = False) -> dict[str, Any]:
-        """Return what differs from the defaults as plain data that `from_dict` reads back.
+        """Return the values that differ from the defaults, as plain data for `from_dict`.
 
         Args:
-            with_variables: Also return literal values of `launch.environment`, which may be secret:
-                for files and processes of the job itself, never for output.
+            with_variables: Whether to include literal values of `launch.environment`, which may be
+                secret. Only files and processes of the job itself need them.
         """
         stated: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
@@ -236,9 +245,12 @@ class Job(Limits):
             elif value != usual:
                 stated[name] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]  plain data
         model = self.model if isinstance(self.model, str) else model_name(self.model)
-        whole = {"preset": model, **self.model_changes} if self.model_changes else model
-        plain = {key: dict(one) if isinstance(one, Mapping) else one for key, one in stated.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
-        return {"model": whole, **plain}
+        named = {"preset": model, **self.model_changes} if self.model_changes else model
+        plain = {
+            key: dict(value) if isinstance(value, Mapping) else value
+            for key, value in stated.items()
+        }  # pyright: ignore[reportUnknownArgumentType]  plain data
+        return {"model": named, **plain}
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -249,24 +261,24 @@ class Job(Limits):
         )
 
     def origin_of(self, path: str) -> Origin:
-        """Return where the value of a dotted path came from."""
+        """Return the origin of the value at a dotted path."""
         return self._origins.get(path, Origin("default"))
 
-    @property
+    @cached_property
     def slice(self) -> Slice:
-        """The slice it is for."""
+        """The slice that the job is for."""
         if self.on is None:
             raise ConfigError("a job needs 'on', for example on: v6e-8 (or --on v6e-8).")
         return Slice.parse(self.on)
 
-    @property
-    def mesh_sizes(self) -> dict[str, int]:
-        """The mesh with every size filled in."""
+    @cached_property
+    def mesh_sizes(self) -> Mapping[str, int]:
+        """Devices along each mesh axis, with -1 replaced by its size."""
         return fill_mesh(self.mesh, self.slice)
 
     @property
     def batch_ways(self) -> int:
-        """Devices that share a batch's examples."""
+        """Number of devices that a batch is split over."""
         from ..parallel.mesh.axes import count_batch_ways
 
         return count_batch_ways(self.mesh_sizes)
@@ -281,20 +293,21 @@ class Job(Limits):
 
     @property
     def tokens_per_example(self) -> int:
-        """Tokens in an example; 1 where examples are not made of tokens."""
+        """Tokens in an example; 1 if examples do not consist of tokens."""
         if self.sequence_length is not None:
             return self.sequence_length
         if self._is_built:
             return self._built("sequence_length") or 1
-        longest = getattr(self._loaded, "max_seq_len", None)
-        if longest is None:  # a Hugging Face model of torch says it so
-            config = getattr(self._loaded, "config", None)
-            longest = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
-        return min(DEFAULT_SEQUENCE_LENGTH, longest)
+        model = self.load_model()
+        longest = getattr(model, "max_seq_len", None)
+        if longest is None:  # a Hugging Face model of torch
+            config = getattr(model, "config", None)
+            longest = getattr(config, "max_position_embeddings", TRAINING_SEQUENCE_LENGTH)
+        return min(TRAINING_SEQUENCE_LENGTH, longest)
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether examples are made of tokens; those of a workload without sequences are not."""
+        """Whether examples consist of tokens; a `Workload` without a sequence length has none."""
         if self.sequence_length is not None or not self._is_built:
             return True
         return self._built("sequence_length") is not None
@@ -306,12 +319,16 @@ class Job(Limits):
 
     @property
     def model_flops(self) -> float | None:
-        """FLOPs of the model in one step, causal attention counted once; None of an own model."""
-        from ..models.lora.targets import thin_products
+        """Model FLOPs of one step, with causal attention counted once.
+
+        None if the model is not a reference transformer.
+        """
+        from ..models.lora.spec import lora_multiply_adds
         from ..models.transformer.accounting import count_flops_per_step
         from ..models.transformer.config import TransformerConfig
 
-        config = getattr(self._loaded, "config", self._loaded)
+        model = self.load_model()
+        config = getattr(model, "config", model)
         if not isinstance(config, TransformerConfig):
             return None
         lora = self.train.lora
@@ -319,29 +336,29 @@ class Job(Limits):
             config,
             sequence_length=self.tokens_per_example,
             tokens_per_step=self.tokens_per_step,
-            thin_products=None if lora is None else thin_products(lora.spec(), config),
+            lora_multiply_adds=None if lora is None else lora_multiply_adds(lora.spec(), config),
         ).value
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """HBM that one device may use by the job's own limits; None where it sets none."""
+        """HBM that the job allows per device; None if the job sets no limit."""
         if self.memory_per_chip is None and self.memory_fraction == 1.0:
             return None
         chip = self.slice.chip
         usable = chip.per_device(chip.hbm_usable_bytes).require("a memory limit")
-        asked = (self.memory_per_chip or usable * chip.devices_per_chip) / chip.devices_per_chip
-        return int(min(usable, asked) * self.memory_fraction)
+        allowed = (self.memory_per_chip or usable * chip.devices_per_chip) / chip.devices_per_chip
+        return int(min(usable, allowed) * self.memory_fraction)
 
     @property
     def config(self) -> "TPUConfig":
-        """The same values under the names of `TPUConfig`."""
+        """The job's values under the names of `TPUConfig`."""
         from .config.spelling import config_of
 
         return config_of(self)
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """A hash of what decides the program: job, source it is built from, versions."""
+        """Hash of everything that decides the compiled program: job, source code, versions."""
         self.refuse_parts("the cache")
         train = self.train.model_dump(mode="json", include=set(PROGRAM_FIELDS))
         kept = {key: value for key, value in self.to_dict().items() if key not in NESTED}
@@ -354,23 +371,25 @@ class Job(Limits):
             json.dumps(identity, sort_keys=True, default=str).encode()
         ).hexdigest()
 
-    @cached_property
-    def _loaded(self) -> Any:
-        named = isinstance(self.model, str)
-        # Only sizes are read from it.
-        return load_model(self.model, self.model_changes, values=False) if named else self.model
+    def load_model(self, *, values: bool = False) -> Any:
+        """Return the model, or the `Workload` that a builder returned; a builder runs once.
+
+        Args:
+            values: Whether a PyTorch model needs its values; for a check its shapes are enough.
+        """
+        return self._source.load(values=values)
 
     @property
     def _is_built(self) -> bool:
-        """Whether the model is a whole `Workload`; a preset's name is known to be none."""
+        """Whether the model is a `Workload`."""
         named = isinstance(self.model, str) and not is_own_model(self.model)
-        return not named and hasattr(self._loaded, "jit_train_step")
+        return not named and hasattr(self.load_model(), "jit_train_step")
 
     def _built(self, name: str) -> int | None:
-        return getattr(self._loaded, name) if self._is_built else None
+        return getattr(self.load_model(), name) if self._is_built else None
 
     def __rich__(self) -> Any:
-        from .view import SettingsView
+        from .settings import SettingsView
 
         return SettingsView.of_job(self)
 
@@ -382,20 +401,20 @@ def new_document() -> Document:
 
 def known_paths() -> list[str]:
     """Return the dotted path of every setting."""
-    found = [name for name in Job.model_fields if name not in (*NESTED, "parts", "model_changes")]
+    paths = [name for name in Job.model_fields if name not in (*NESTED, "parts", "model_changes")]
     for section in NESTED:
         kind: Any = Job.model_fields[section].annotation
-        found += [f"{section}.{name}" for name in kind.model_fields]
-    return found
+        paths += [f"{section}.{name}" for name in kind.model_fields]
+    return paths
 
 
-def _with_changes_apart(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a job, with `model: {preset: tiny, n_layers: 4}` taken apart."""
-    found = dict(values)
-    if isinstance(found.get("model"), Mapping):
-        changes: dict[str, Any] = dict(found["model"])
-        found["model"] = changes.pop("preset", None)
-        found["model_changes"] = changes
-    if found.get("model") is None:
+def _split_model_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job, with `model: {preset: tiny, n_layers: 4}` split in two."""
+    fields = dict(values)
+    if isinstance(fields.get("model"), Mapping):
+        changes: dict[str, Any] = dict(fields["model"])
+        fields["model"] = changes.pop("preset", None)
+        fields["model_changes"] = changes
+    if fields.get("model") is None:
         raise ConfigError(f"a job needs 'model', for example {_EXAMPLE}.")
-    return found
+    return fields

@@ -1,4 +1,4 @@
-"""The number formats a job is asked to compute and store in, put into its model."""
+"""Apply the number formats of a job to its model."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,18 +9,18 @@ Precision = Literal[
     "bfloat16", "float32", "float16", "float8", "float8_static", "float8_channels", "int8"
 ]
 ParamDtype = Literal["bfloat16", "float32", "float16"]
-# Eight bits are for the operands of products alone: `TransformerConfig.matmul` has these names.
+# 8-bit formats apply to matmul operands only; `TransformerConfig.matmul` has these names.
 NARROW = ("float8", "float8_static", "float8_channels", "int8")
 
 
 @dataclass(frozen=True)
 class InPrecision:
-    """A model in the formats asked for.
+    """A model with the number formats of a job.
 
     Attributes:
-        model: The model, changed where its own configuration can say it.
-        options: Arguments of `Workload` that say it for anybody's own model.
-        note: What there is to say about it here.
+        model: The model; a `TransformerConfig` has the formats set.
+        options: Arguments of `Workload` that set the formats of any other model.
+        note: A note for the user, such as a format that this machine emulates.
     """
 
     model: Any
@@ -31,12 +31,13 @@ class InPrecision:
 def in_precision(
     model: Any, precision: Precision | None, param_dtype: ParamDtype | None
 ) -> InPrecision:
-    """Put formats into a model; None leaves what the model says itself.
+    """Apply number formats to a model; None keeps the model's own.
 
     Raises:
-        TPUModelError: Eight bits for a model of one's own, or for a chip that has none.
+        TPUModelError: An 8-bit format for a model that is no reference transformer, or for a chip
+            that does not multiply it.
     """
-    from ..models.products.matmul_format import check_matmul
+    from ..models.matmul.matmul_format import check_matmul
     from ..models.transformer.config import TransformerConfig
 
     matmul = None if precision is None else precision if precision in NARROW else "dtype"
@@ -53,9 +54,9 @@ def in_precision(
         return InPrecision(changed if inner is model else model.replace(model=changed), note=note)
     if precision in NARROW:
         raise TPUModelError(
-            f"precision {precision} is for the reference transformers, and this is "
+            f"precision {precision} needs a reference transformer, but the model is "
             f"{type(getattr(model, 'model', model)).__name__}; call "
-            f"tpukit.models.products.matmul_format.product_in({precision!r}, x, weight) in your "
+            f"tpukit.models.matmul.matmul_format.matmul_in_format({precision!r}, x, w) in your "
             "own model."
         )
     options: dict[str, str] = {}

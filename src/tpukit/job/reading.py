@@ -1,4 +1,4 @@
-"""The one way every command reads a job: a name or a file, the environment, what was typed."""
+"""`read_job`: the job of a command, from a name or file, the environment and its options."""
 
 import logging
 import os
@@ -14,14 +14,13 @@ from .config.tpu import TPUConfig
 from .document import Document, Origin
 from .hidden import warn_of_literal_secrets
 from .job import Job, new_document
-from .model_source import refuse_unknown_model
-from .torch_source import PREFIX, is_torch_source
+from .model_source import PREFIX, is_torch_source, refuse_unknown_model
 
 logger = logging.getLogger(__name__)
 
 
 def is_job_file(target: str) -> bool:
-    """Tell whether a command's target names a YAML file."""
+    """Whether a command's target is a YAML file."""
     return target.endswith((".yaml", ".yml"))
 
 
@@ -31,16 +30,16 @@ def read_job(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
-    """Read the job that `target` and everything beside it describe; each wins over those before.
+    """Read a job; the environment overrides the target, and `changes` override both.
 
     Args:
-        target: A job file, a preset's name, a Hugging Face config.json, or "module:function".
-        changes: What was typed, by key or dotted path.
+        target: A job file, a preset, a Hugging Face config.json, or "module:function".
+        changes: Options of the command, by key or dotted path.
         environment: `TPUKIT_<SETTING>` variables; `os.environ` by default.
 
     Raises:
-        ConfigError: A key is unknown or a value wrong; the message says where it came from.
-        TPUValidationError: No model goes by that name.
+        ConfigError: A key is unknown or a value is wrong; the message names its origin.
+        TPUValidationError: There is no model of that name.
     """
     job = Job.from_document(read_document(target, changes, environment=environment))
     refuse_unknown_model(job.model)
@@ -54,23 +53,23 @@ def read_document(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Document:
-    """Collect what `read_job` checks; without a target only environment and changes."""
+    """Collect the values of `read_job` without validating them; `target` may be None."""
     document = new_document()
     if target is not None and is_job_file(target):
         document.add_file(target)
-        _find_beside(document, Path(target))
+        _resolve_model_path(document, Path(target))
     elif target is not None:
         document.add({"model": target}, Origin("argument"))
-    named = TPUConfig.model_fields
-    document.add_environment(os.environ if environment is None else environment, named)
+    known = TPUConfig.model_fields
+    document.add_environment(os.environ if environment is None else environment, known)
     document.add(changes or {}, Origin("argument"))
     if "on" in (changes or {}):
-        _follow_slice(document)
+        _fit_mesh_to_slice(document)
     return document
 
 
-def _find_beside(document: Document, file: Path) -> None:
-    """Let a job file name a model that lies beside it, whatever folder a command is called in."""
+def _resolve_model_path(document: Document, file: Path) -> None:
+    """Resolve the path of a model against the job file's folder if the working folder lacks it."""
     name = document.values.get("model")
     if not isinstance(name, str):
         return
@@ -83,8 +82,8 @@ def _find_beside(document: Document, file: Path) -> None:
         document.values["model"] = f"{prefix}{beside}{colon}{function}" if colon else str(beside)
 
 
-def _follow_slice(document: Document) -> None:
-    """Let a file's mesh follow a slice that was named beside it, where it is made for another."""
+def _fit_mesh_to_slice(document: Document) -> None:
+    """Fit a job file's mesh to the slice of the command line, which overrides the file's."""
     if document.values["on"] is None or "mesh" not in document.values:
         return
     if document.origins["mesh"].kind != "file":
@@ -93,9 +92,9 @@ def _follow_slice(document: Document) -> None:
     try:
         fitted = fit_mesh(mesh, slice_.devices)
     except MeshError:
-        return  # told with its place, as whatever else is wrong in a job
+        return  # validation of the job reports it with its line
     if any(size not in (-1, fitted[axis]) for axis, size in mesh.items()):
-        # A -1 lets it follow yet another slice.
+        # With a -1 the mesh can be fitted to further slices.
         document.values["mesh"] = refill_mesh(mesh, slice_.devices) or fitted
         logger.warning(
             "the mesh %s of %s is for another number of devices; on %s it is %s",

@@ -1,9 +1,10 @@
-"""The settings of a job, one small class per concern.
+"""The settings of a job, one class per topic.
 
-A job has `compile`, `observe` and `launch` as sections of their own; `TPUConfig` joins all of these
-classes flat. Each field's description is what `tpukit config show` prints beside it.
+`compile`, `observe` and `launch` are sections of a job; `TPUConfig` inherits all of these classes.
+`tpukit config show` prints each field's description.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self, cast, get_args
 
@@ -21,20 +22,59 @@ from ..errors import ConfigError, did_you_mean
 from ..hardware.catalog import get_chip
 from ..hardware.formats import spelled_as
 from ..hardware.prices import public_prices
-from ..runtime.ranges import (
-    COUNT,
-    FLOPS,
-    INDEX,
-    PART,
-    SCALE,
-    SECONDS,
-    SEED,
-    SHARE,
-    WEIGHT,
-    Range,
-)
+from ..runtime.ranges import COUNT, FLOPS, INDEX, PART, SCALE, SECONDS, SEED, SHARE, WEIGHT, Range
 from ..shown import Shown
-from .value_text import format_bytes, parse_bytes
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_FORM = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?|\.\d{1,20})\s*([a-z]*)\s*", re.IGNORECASE)
+_LARGEST_BYTES = 2**63
+
+
+def parse_bytes(amount: object) -> int:
+    """Return `amount` in bytes; GB is 10⁹ and GiB is 2³⁰.
+
+    Raises:
+        ConfigError: Not an amount of memory.
+    """
+    if isinstance(amount, bool) or not isinstance(amount, int | float | str):
+        raise ConfigError(
+            f"{amount!r} is not an amount of memory; write '32GB', '31.25GiB' or a number of bytes."
+        )
+    match = _FORM.fullmatch(amount if isinstance(amount, str) else f"{amount:f}")
+    if match is None:
+        raise ConfigError(
+            f"{amount!r} is not an amount of memory; write '32GB', '31.25GiB' or a number of bytes."
+        )
+    number, unit = match.groups()
+    factor = _UNITS.get(unit.lower())
+    if factor is None:
+        raise ConfigError(f"{amount!r} has no known unit; use one of B, KB, MB, GB, KiB, MiB, GiB.")
+    # Integers stay exact; a float would round those above 2⁵³.
+    result = int(number) * factor if number.isdigit() else round(float(number) * factor)
+    if not 0 < result < _LARGEST_BYTES:
+        raise ConfigError(f"{amount!r} is out of range; give the bytes of one chip.")
+    return result
+
+
+def format_bytes(amount: int) -> str:
+    """Return the shortest text that `parse_bytes` reads as exactly `amount`."""
+    for unit in ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB"):
+        factor = _UNITS[unit.lower()]
+        if amount >= factor and amount % factor == 0:
+            return f"{amount // factor}{unit}"
+    return f"{amount}B"
+
 
 Bytes = Annotated[
     int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, when_used="always")
@@ -62,7 +102,7 @@ Flops = Annotated[float, _within(FLOPS)]
 
 
 def any_spelling(*allowed: str) -> BeforeValidator:
-    """Take the allowed words under every name that people give a number format: "bf16", "fp32"."""
+    """Accept other spellings of number formats, such as "bf16" for "bfloat16"."""
 
     def spelled(value: object) -> object:
         return (spelled_as(value, allowed) or value) if isinstance(value, str) else value
@@ -79,7 +119,7 @@ FloatFormat = Annotated[_Floats, any_spelling(*get_args(_Floats))]
 
 
 class TPUVersion(StrEnum):
-    """The generations, for those who prefer a constant to a string."""
+    """TPU generations as constants."""
 
     V2 = "v2"
     V3 = "v3"
@@ -91,13 +131,13 @@ class TPUVersion(StrEnum):
 
 
 class Section(Shown, BaseModel):
-    """Fields that belong together: unknown keys are refused, defaults are checked."""
+    """Base of all settings; unknown keys are refused, and defaults are validated."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, strict=False, frozen=False)
 
 
 class ScalingConfig(Section):
-    """When a device counts as a hot spot."""
+    """The load above which a device counts as a hot spot."""
 
     load_threshold: Share = Field(
         default=0.8, description="load above which a device is a hot spot"
@@ -132,9 +172,7 @@ class Hardware(Section):
 class Precision(Section):
     """Number formats of compute and parameters."""
 
-    precision: ProductFormat = Field(
-        default="bfloat16", description="format of the matrix products"
-    )
+    precision: ProductFormat = Field(default="bfloat16", description="number format of the matmuls")
     use_mixed_precision: bool = Field(
         default=True, description="compute narrow, accumulate in float32"
     )
@@ -173,7 +211,7 @@ class Communication(Section):
         description="flags that overlap collectives with compute; False: none of the level's",
     )
     use_collective_matmul: bool = Field(
-        default=False, description="cut products with gathered operands to overlap the gather"
+        default=False, description="split matmuls of gathered operands to overlap the gather"
     )
 
 
@@ -203,7 +241,7 @@ class ObserveSettings(Section):
         default=False, description="trace three steps of a run into its folder (costs time)"
     )
     log_device_placement: bool = Field(
-        default=False, description="write where each array of a run lies to its folder"
+        default=False, description="write the placement of each array to the run folder"
     )
     scaling_config: ScalingConfig = Field(
         default_factory=ScalingConfig, description="hot-spot threshold"
@@ -224,7 +262,7 @@ class ObserveSettings(Section):
 
 
 class CloudSettings(Section):
-    """Where a slice is asked for, in the names of the documents."""
+    """Where capacity is requested: project, zone, network."""
 
     project: str | None = Field(default=None, description="Google Cloud project")
     zone: str | None = Field(default=None, description="zone, e.g. us-central1-a")
@@ -235,8 +273,8 @@ class CloudSettings(Section):
     credentials_file: str | None = Field(default=None, description="service-account key file")
 
 
-def _tier_as_listed(value: object) -> object:
-    """Take "on_demand" and "preemptible", as APIs and letters from Google have it."""
+def _normalize_tier(value: object) -> object:
+    """Accept Google's spellings "on_demand" and "preemptible"."""
     word = value.replace("_", "-").lower() if isinstance(value, str) else value
     return "spot" if word == "preemptible" else word
 
@@ -249,29 +287,29 @@ class ChipLimit(Section):
         description="generation: v2 … v6e, 7x"
     )
     chips: Index = Field(description="most chips at once (a v3-8 has 4)")
-    tier: Annotated[Literal["on-demand", "spot", "reserved"], BeforeValidator(_tier_as_listed)] = (
+    tier: Annotated[Literal["on-demand", "spot", "reserved"], BeforeValidator(_normalize_tier)] = (
         Field(default="on-demand", description="on-demand, spot or reserved")
     )
 
     @model_validator(mode="before")
     @classmethod
     def _keys_are_known(cls, row: object) -> object:
-        """Say of rows made in Python what a file's reader says, which also names the line."""
+        """Refuse unknown keys of rows made in Python; for files the reader names the line."""
         for key in cast("dict[str, object]", row) if isinstance(row, dict) else ():
             if key not in cls.model_fields:
                 raise ConfigError(
-                    f"a row of launch.limits has zone, type, chips and tier, not {key!r}."
+                    f"launch.limits has no key {key!r}; expected zone, type, chips and tier."
                     + did_you_mean(str(key), cls.model_fields)
                 )
         return row
 
 
 PROVIDER_VARIABLE = "TPUKIT_PROVIDER"
-"""The environment variable that names the provider where nothing else does."""
+"""Environment variable that names the default provider."""
 
 
 class LaunchSettings(CloudSettings):
-    """The `launch:` section of a job: who provides the slice, and how the job runs there."""
+    """The `launch:` section of a job: provider, capacity and processes."""
 
     provider: str | None = Field(
         default=None, description="local, gcp, gke, gce or ssh; None: TPUKIT_PROVIDER, or local"
@@ -280,18 +318,18 @@ class LaunchSettings(CloudSettings):
     endpoint: str | None = Field(
         default=None, description="address of the provider's API, for an emulator; None: its own"
     )
-    spot: bool = Field(default=False, description="capacity that may be taken away, for less")
+    spot: bool = Field(default=False, description="cheaper capacity that may be preempted")
     reservation: str | None = Field(default=None, description="name of the reservation")
     flex_start_seconds: Seconds | None = Field(
-        default=None, description="start when there is capacity, and run so long at most (gce)"
+        default=None, description="wait for capacity, then run at most this long (gce)"
     )
     max_price_per_hour: Scale | None = Field(
-        default=None, description="most USD an hour for the whole pod, by the price catalogue"
+        default=None, description="most USD per hour for the whole pod, by the price catalogue"
     )
     limits: tuple[ChipLimit, ...] = Field(
         default=(),
-        description="chips that may be held at once, by zone, type and tier, as they were granted; "
-        "what no row names is not asked for (gcp, gce, gke)",
+        description="quota of chips by zone, type and tier; capacity without a row is not "
+        "requested (gcp, gce, gke)",
     )
     priority: Index = Field(default=0, description="a job of higher priority goes first")
     queue_timeout_seconds: Seconds = Field(
@@ -308,7 +346,7 @@ class LaunchSettings(CloudSettings):
     )
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="variables of the job's processes; $NAME: as it is where the job is launched",
+        description="variables of the job's processes; $NAME: its value on the launching machine",
         repr=False,
     )
     warm_spares: bool = Field(
@@ -316,8 +354,8 @@ class LaunchSettings(CloudSettings):
     )
     external_addresses: bool = Field(
         default=True,
-        description="an address on the Internet for each host; without, ssh must find its way "
-        "inside the network, from a machine there or by ssh_config (gcp, gce)",
+        description="a public address for each host; without one, ssh must connect from inside the "
+        "network or through ssh_config (gcp, gce)",
     )
     ssh_config: str | None = Field(default=None, description="configuration file for ssh")
     ssh_user: str | None = Field(default=None, description="user on the hosts")
@@ -329,14 +367,14 @@ class LaunchSettings(CloudSettings):
         default=None, description="Kueue WorkloadPriorityClass; None: one made of priority"
     )
     flex_start: bool = Field(
-        default=False, description="capacity that is waited for and kept for some days (gke)"
+        default=False, description="wait for capacity, and keep it for some days (gke)"
     )
     image: str | None = Field(default=None, description="container image (gke)")
     service_account: str | None = Field(default=None, description="account the hosts act as")
 
     @model_validator(mode="after")
     def _limits_are_of_known_zones(self) -> Self:
-        """Refuse a row that would never count: of a zone nobody knows, or for the second time."""
+        """Refuse rows of unknown zones, and two rows for the same chips."""
         if not self.limits:
             return self
         listed = {zone for rate in public_prices().rates for zone in rate.zones}
@@ -345,8 +383,8 @@ class LaunchSettings(CloudSettings):
         for row in self.limits:
             if row.zone not in known:
                 raise ConfigError(
-                    f"launch.limits has a row for {row.zone!r}, a zone that is neither known nor "
-                    f"among launch.zones.{did_you_mean(row.zone, known)}"
+                    f"launch.limits names zone {row.zone!r}, which is unknown and not in "
+                    f"launch.zones.{did_you_mean(row.zone, known)}"
                 )
             key = (row.zone, row.type, row.tier)
             if key in seen:
@@ -371,8 +409,8 @@ SECTIONS: tuple[type[Section], ...] = (
 
 
 def section_of(field: str) -> str:
-    """Return the name of the section of `TPUConfig` that `field` belongs to."""
-    section = next(one for one in SECTIONS if field in one.model_fields)
+    """Return the section of `TPUConfig` that `field` belongs to."""
+    section = next(section for section in SECTIONS if field in section.model_fields)
     return {"CloudSettings": "launch"}.get(
         section.__name__, section.__name__.removesuffix("Settings").lower()
     )

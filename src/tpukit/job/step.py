@@ -1,4 +1,4 @@
-"""The one place where a job becomes a training step: what is checked is what is trained."""
+"""`build_step`: the training step of a job, the same for `check` and `train`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,20 +10,20 @@ import jax
 
 from ..errors import ConfigError
 from ..models.presets import get_preset
+from ..models.remat.policy import FULL
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.strategy import strategy_for
-from ..step.optimizer.optimizer import build_optimizer
-from ..step.optimizer.spec import LearningRate
+from ..step.optimizer import build_optimizer
+from ..step.optimizer_spec import LearningRate
 from ..step.workload import Workload
 from .job import Job
-from .model_source import load_model
+from .model_source import MEAN_LOSS, mean_of_first_output
 from .precision import InPrecision, in_precision
-from .torch_source import MEAN_LOSS, mean_of_first_output
 from .train import OPTIMIZER_FIELDS
 
 # Keys of a job that are arguments of `Workload` under the same name.
 _SAME_NAME = ("microbatches", "attention", "pipeline_schedule", "loss_chunks", "sequence_length")
-REMAT_BY_DEFAULT = "full"  # of a reference transformer: the layers' inputs are kept, no more
+REMAT_BY_DEFAULT = FULL  # for reference transformers: only the inputs of layers are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class JobStep:
 
     Attributes:
         work: Model, loss, optimizer and batch as pure functions.
-        learning_rate: Its schedule; None where the model brings an optimizer of its own.
-        notes: What a person should know: formats that are imitated here, settings without effect.
+        learning_rate: Its schedule; None if the model brings its own optimizer.
+        notes: Notes for the user: emulated formats, settings without effect.
     """
 
     work: Workload
@@ -44,20 +44,18 @@ class JobStep:
 def build_step(job: Job, *, values: bool = True) -> JobStep:
     """Build the training step that a job describes.
 
-    A `Workload` that a builder returned keeps what it says, unless the job states otherwise.
+    A `Workload` that a builder returned keeps its own values, except for those the job states.
 
     Args:
-        job: What to build.
-        values: Whether it will run; to compile it, the shapes of a PyTorch model are enough.
+        job: The job.
+        values: Whether the step will run; to compile it, the shapes of a PyTorch model are enough.
 
     Raises:
-        TPUModelError: Nothing trains with these settings.
-        ConfigError: The job leaves open what only it can say.
+        TPUModelError: The model cannot be trained with these settings.
+        ConfigError: Settings of the job contradict each other.
     """
-    model: Any = job.model
-    if isinstance(model, str):
-        model = load_model(model, job.model_changes, values=values)
-        model = get_preset(model) if isinstance(model, str) else model
+    model = job.load_model(values=values)
+    model = get_preset(model) if isinstance(model, str) else model
     formats = in_precision(model, job.train.precision, job.train.param_dtype)
     if job.train.lora is not None:
         formats = _frozen(formats, job.train.param_dtype)
@@ -83,16 +81,16 @@ def build_step(job: Job, *, values: bool = True) -> JobStep:
     if job.train.packing == "documents" and "segment_ids" not in work.batch_shapes():
         work = work.replace(batch=_with_segments(work.batch_shapes()))
     if work.lora is not None:
-        work = work.replace(frozen=_kept_base(job, work))
+        work = work.replace(frozen=_frozen_base(job, work))
     if work.loss is mean_of_first_output:
         notes.append(MEAN_LOSS)
     return JobStep(work=work, learning_rate=rate, notes=tuple(notes))
 
 
 def _frozen(formats: InPrecision, param_dtype: str | None) -> InPrecision:
-    """Return the model with its parameters in the format they are used in, unless told otherwise.
+    """Return the model with parameters in the compute format, unless the job sets another.
 
-    Nothing is added to them, so that wider ones would hold bytes that are never read.
+    Frozen parameters get no updates, so a wider format would only take memory.
     """
     model = formats.model
     if param_dtype is not None or not isinstance(model, TransformerConfig):
@@ -100,16 +98,16 @@ def _frozen(formats: InPrecision, param_dtype: str | None) -> InPrecision:
     return dataclasses.replace(formats, model=model.replace(param_dtype=model.dtype))
 
 
-def _kept_base(job: Job, work: Workload) -> Callable[[Any], Any] | None:
-    """Return what the model's own parameters are kept as beside thin ones; None for as they are."""
+def _frozen_base(job: Job, work: Workload) -> Callable[[Any], Any] | None:
+    """Return the function that quantizes the frozen parameters under LoRA; None to keep them."""
     from ..quantization.files.model_files import is_quantized_folder
-    from ..quantization.frozen import rounded_base, saved_base
+    from ..quantization.uniform import rounded_base, saved_base
 
     source, base = job.train.init_from, None if work.lora is None else work.lora.base
     quantized = source is not None and is_quantized_folder(Path(source).expanduser())
     if quantized and base is not None:
         raise ConfigError(
-            f"init_from '{source}' is quantized already, and lora.base: {base} would round it "
+            f"init_from '{source}' is quantized already, but lora.base: {base} would quantize it "
             "again; leave base out."
         )
     if quantized:
@@ -118,16 +116,16 @@ def _kept_base(job: Job, work: Workload) -> Callable[[Any], Any] | None:
 
 
 def _stated(job: Job, built: Workload | None) -> dict[str, Any]:
-    """Return how the step is written and placed: of a workload only what the job itself says."""
-    said = job.model_fields_set
+    """Return the arguments of `Workload` from the job; for a built one only what the job states."""
+    stated = job.model_fields_set
     arguments: dict[str, Any] = {
         name: getattr(job, name)
         for name in _SAME_NAME
-        if (built is None or name in said) and getattr(job, name) is not None
+        if (built is None or name in stated) and getattr(job, name) is not None
     }
     if job.strategy is not None:
         arguments["strategy"] = job.strategy
-    elif built is None or "mesh" in said:
+    elif built is None or "mesh" in stated:
         arguments["strategy"] = strategy_for(job.mesh)
     if job.remat is not None or built is None:
         arguments["remat"] = job.remat or _usual_remat(job)
@@ -141,14 +139,14 @@ def _usual_remat(job: Job) -> str | None:
 
 
 def _shape(job: Job) -> dict[str, Any]:
-    """Return batch and sequence, where no shapes of a batch say them."""
+    """Return batch size and sequence length, unless the job gives shapes of a batch."""
     if "batch" in job.parts:
         return {}
     return {"batch_size": job.examples, "sequence_length": job.tokens_per_example}
 
 
 def _resized(built: Workload, job: Job) -> Workload:
-    """Return a builder's workload with the batch that the job states."""
+    """Return a built workload with the batch size of the job."""
     if job.batch_size is None or job.batch_size == built.examples:
         return built
     if built.batch is None:
@@ -161,17 +159,17 @@ def _resized(built: Workload, job: Job) -> Workload:
 
 
 def _optimizer(job: Job, built: Workload | None) -> tuple[Any, LearningRate | None, str | None]:
-    """Return the transformation, its schedule, and a note on settings that it leaves no room for.
+    """Return the transformation, its schedule, and a note on settings without effect.
 
-    One given in Python goes first, then one that the job names, then the workload's own.
+    An optimizer given in Python comes first, then the one that the job names, then the workload's.
     """
-    said = [name for name in OPTIMIZER_FIELDS if name in job.train.model_fields_set]
+    stated = [name for name in OPTIMIZER_FIELDS if name in job.train.model_fields_set]
     given = job.parts.get("optimizer")
-    if given is None and "optimizer" not in said and built is not None:
+    if given is None and "optimizer" not in stated and built is not None:
         given = built.optimizer
     if given is not None:
-        note = f"{', '.join(said)}: no effect, the model brings an optimizer of its own"
-        return given, None, note if said else None
+        note = f"{', '.join(stated)}: no effect, because the model brings its own optimizer"
+        return given, None, note if stated else None
     rate = job.train.learning_rate_schedule()
     return build_optimizer(job.train.optimizer_spec(), rate), rate, None
 
@@ -179,6 +177,6 @@ def _optimizer(job: Job, built: Workload | None) -> tuple[Any, LearningRate | No
 def _with_segments(
     shapes: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes with which document each token belongs to, and where in it."""
+    """Return the shapes with the document of each token and its position added."""
     tokens = shapes["inputs"]
     return {**shapes, "segment_ids": tokens, "positions": tokens}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from ..models.lora.spec import DEFAULT_TARGETS, LoraSpec
-from ..step.optimizer.spec import (
+from ..step.optimizer_spec import (
     DEFAULT_LEARNING_RATE,
     NO_DECAY,
     LearningRate,
@@ -62,7 +62,7 @@ PathOrBucket = Annotated[str, BeforeValidator(_path_or_bucket)]
 
 
 class DataFields(Section):
-    """What is learnt from."""
+    """The training data."""
 
     data: str | None = Field(
         default=None, description="tokens, text, .npz, images, file.py:function, or gs://…"
@@ -71,44 +71,45 @@ class DataFields(Section):
     tokenizer: str | None = Field(default=None, description="for text: a tokenizer.json")
     text_key: str = Field(default="text", description="the field of a JSON line that is read")
     packing: Literal["concat", "documents"] = Field(
-        default="concat", description="one stream of tokens, or documents kept apart"
+        default="concat",
+        description="one stream of tokens, or documents separated by attention masks",
     )
-    shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
-    epochs: Count | None = Field(default=None, description="stop after so many; None: never")
+    shuffle: bool = Field(default=True, description="a new order in each epoch, from the seed")
+    epochs: Count | None = Field(default=None, description="stop after this many; None: never")
     num_workers: Count = Field(default=4, description="threads that read tokens")
     prefetch: Count = Field(default=6, description="reads of tokens ahead of the step")
 
 
 class LoraSettings(Section):
-    """Thin matrices beside a model's own, which alone are trained."""
+    """LoRA: low-rank matrices that are trained while the model's own stay frozen."""
 
-    rank: Count = Field(default=16, description="columns of the first thin matrix")
-    alpha: Scale = Field(default=32.0, description="their product is multiplied with alpha / rank")
+    rank: Count = Field(default=16, description="columns of the first low-rank matrix")
+    alpha: Scale = Field(default=32.0, description="the low-rank product is scaled by alpha / rank")
     targets: Words = Field(
-        default=DEFAULT_TARGETS, description="patterns in the paths of the matrices meant"
+        default=DEFAULT_TARGETS, description="patterns of the paths of matrices to adapt"
     )
     base: Literal["int8", "int4", "fp8"] | None = Field(
-        default=None, description="int8, int4 or fp8: what the model's own matrices are kept in"
+        default=None, description="int8, int4 or fp8: format of the frozen matrices"
     )
 
     def spec(self) -> LoraSpec:
-        """Return the same as what a `Workload` takes."""
+        """Return the settings as the `LoraSpec` of a `Workload`."""
         return LoraSpec(rank=self.rank, alpha=self.alpha, targets=self.targets, base=self.base)
 
 
 class FineTuning(Section):
-    """What training begins with, and how much of it is trained."""
+    """The initial weights, and which of them are trained."""
 
     init_from: str | None = Field(
-        default=None, description="a run, or a Hugging Face folder, whose weights are the first"
+        default=None, description="a run or Hugging Face folder with the initial weights"
     )
     lora: LoraSettings | None = Field(
-        default=None, description="rank, alpha, targets: train thin matrices beside the model's"
+        default=None, description="rank, alpha, targets: train LoRA matrices instead of the model's"
     )
 
 
 class Optimization(Section):
-    """How it is learnt."""
+    """Optimizer, schedule and number formats."""
 
     optimizer: OptimizerName = Field(default="adamw", description="adamw, lion, adafactor or sgd")
     learning_rate: Scale = Field(default=DEFAULT_LEARNING_RATE, description="at its highest")
@@ -128,7 +129,7 @@ class Optimization(Section):
     )
     precision: Annotated[Precision, any_spelling(*get_args(Precision))] | None = Field(
         default=None,
-        description="products in bfloat16, float32, float8[_static|_channels], int8; None: model's",
+        description="matmuls in bfloat16, float32, float8[_static|_channels], int8; None: model's",
     )
     param_dtype: Annotated[ParamDtype, any_spelling(*get_args(ParamDtype))] | None = Field(
         default=None, description="format of the parameters that are updated; None: the model's"
@@ -136,18 +137,18 @@ class Optimization(Section):
     z_loss: Weight = Field(default=0.0, description="weight of log²(softmax normaliser)")
 
 
-# Settings of the optimizer: without effect where a model brings its own.
+# Settings of the optimizer; they have no effect if the model brings its own.
 OPTIMIZER_FIELDS = tuple(
     name for name in Optimization.model_fields if name not in ("precision", "param_dtype", "z_loss")
 )
-# What of training decides the program of a step, so that another value is another program.
+# Training settings that decide the compiled program.
 PROGRAM_FIELDS = (*Optimization.model_fields, "packing", "seed", "steps", "on_bad_loss", "lora")
-# Steps that a schedule is drawn over where nobody has said how many there are.
+# Length of the schedule if the job does not set the number of steps.
 STEPS_IF_UNKNOWN = 10_000
 
 
 class Reliability(Section):
-    """What happens when something goes wrong."""
+    """Checkpoints, and the reaction to failures."""
 
     checkpoint_every: Index = Field(default=500, description="steps; 0: no checkpoints")
     checkpoint_seconds: Seconds | None = Field(
@@ -176,7 +177,7 @@ class Reliability(Section):
 
 
 class Reporting(Section):
-    """Where to look."""
+    """Run folder, metrics and hooks."""
 
     run_dir: LocalPath | None = Field(default=None, description="runs/MODEL-TIME by default")
     log_every: Count = Field(default=1, description="steps between two lines of metrics")
@@ -184,7 +185,7 @@ class Reporting(Section):
     eval_batches: Count = Field(default=16, description="batches of an evaluation")
     hooks: Words = Field(default=(), description="tensorboard, wandb, profile")
     peak_tflops: Scale | None = Field(
-        default=None, description="of one device, for MFU where the catalog knows none"
+        default=None, description="peak of one device, for MFU if the catalog has none"
     )
 
 
@@ -199,7 +200,7 @@ class TrainingSettings(Reporting, Reliability, Optimization, FineTuning, DataFie
     steps: Count | None = Field(default=None, description="of the whole run, from step 0")
     seed: Seed = Field(default=0, description="of parameters, data order and dropout")
     tune_products: bool = Field(
-        default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once a model"
+        default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once per model"
     )
 
     def optimizer_spec(self) -> OptimizerSpec:

@@ -1,4 +1,4 @@
-"""YAML as job files use it: `on` is a key and not a truth value, and every key knows its line."""
+"""YAML of job files: `on` is a key and not a boolean, and the line of each key is returned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,22 +10,26 @@ from ..plain_data import parse_yaml
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _RESOLVERS: dict[str, list[tuple[str, Any]]] = {
-    first: [(tag, pattern) for tag, pattern in found if tag != _BOOLEAN or first in "tTfF"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `read_yaml` reads: yes, no, on and off are words, true and false are not."""
+    """Writes YAML in which only true and false are booleans, not yes, no, on and off."""
 
     yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
 
 
 def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the nested values of a document, and the line of each key by its dotted path.
+    """Return the nested values of YAML text, and the line of each key by dotted path.
+
+    Args:
+        text: The YAML.
+        name: The name of the text in error messages.
 
     Raises:
-        ConfigError: It is not YAML, no mapping, or sets a key twice; `name` is what it is called.
+        ConfigError: The text is not YAML, not a mapping, or sets a key twice.
     """
     lines: dict[str, int] = {}
 
@@ -40,27 +44,28 @@ def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     except ValueError as error:
         raise ConfigError(f"{name} is not valid YAML: {error}.") from None
     if len(documents) > 1:
-        raise ConfigError(f"{name} has {len(documents)} documents; remove what follows '---'.")
+        raise ConfigError(
+            f"{name} has {len(documents)} YAML documents; keep the first, before '---'."
+        )
     content = documents[0] if documents else None
     if content is None:
         return {}, {}
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{name} holds a {type(content).__name__}, but a job is made of 'key: value' lines; "
-            "put each setting on its own line."
+            f"{name} is a {type(content).__name__}; expected 'key: value' lines, one per setting."
         )
     return _with_text_keys(content), lines  # pyright: ignore[reportUnknownArgumentType]  any YAML
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:
     """Return YAML that `read_yaml` reads back."""
-    # These end a line in YAML 1.1, and only an escaped one comes back as it was.
-    odd = any(end in str(values) for end in (r"\x85", r"\u2028", r"\u2029"))
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=not odd)
+    # These characters end a line in YAML 1.1, so they must be escaped.
+    must_escape = any(end in str(values) for end in (r"\x85", r"\u2028", r"\u2029"))
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=not must_escape)
 
 
 def read_scalar(text: str) -> Any:
-    """Read one value as YAML reads it, so that 8, true, 4x4 and {fsdp: 8} mean what they say."""
+    """Parse one YAML value, such as 8, true, 4x4 or {fsdp: 8}; other text is returned as it is."""
     try:
         values = parse_yaml(text, resolvers=_RESOLVERS)
     except ValueError:

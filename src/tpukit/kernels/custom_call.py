@@ -1,4 +1,4 @@
-"""`custom_call`: compiled code of somebody's own inside a jax program, over `jax.ffi`."""
+"""`custom_call`: compiled code of the user's inside a jax program, over `jax.ffi`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from ..annotations import PyTree
 from ..errors import TPUKernelError, did_you_mean
 
-# What people call a platform, and what XLA's registry of targets calls it.
+# Platform names, and what XLA's target registry calls them.
 _PLATFORMS = {"cpu": "cpu", "gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM", "tpu": "tpu"}
 
 
@@ -24,18 +24,18 @@ def custom_call(
     """Call a target that was registered with `jax.ffi.register_ffi_target`.
 
     Args:
-        name: Of the target.
+        name: The target's name.
         inputs: An array, or several in the target's order.
-        platform: "cpu", "gpu" or "tpu": where the program will run; None takes jax's own.
-        result: Shape and dtype of what it gives, or a sequence of them
-            (`jax.ShapeDtypeStruct`); None means those of the first input.
-        **attributes: What the target is told beside arrays, as numpy scalars and strings.
+        platform: Platform of the program: "cpu", "gpu" or "tpu"; None takes jax's default.
+        result: Shape and dtype of the result, or a sequence of them (`jax.ShapeDtypeStruct`); None
+            means those of the first input.
+        **attributes: Further arguments of the target, as numpy scalars and strings.
 
     Returns:
-        What the target gives.
+        The target's result.
 
     Raises:
-        TPUKernelError: Nobody registered such a target for the platform.
+        TPUKernelError: No such target is registered for the platform.
 
     Example:
         >>> jax.ffi.register_ffi_target("my_custom_op", jax.ffi.pycapsule(library.MyOp), "cpu")
@@ -53,13 +53,13 @@ def custom_call(
 
 
 def _check_target(name: str, platform: str) -> None:
-    """Refuse what would end in an error of the compiler, or of the running program."""
-    # The only list of targets that there is.
+    """Refuse a target that would fail in the compiler or at run time."""
+    # The only list of targets.
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     if platform.lower() not in _PLATFORMS:
         raise TPUKernelError(
-            f"platform={platform!r} is none of {', '.join(_PLATFORMS)}."
+            f"platform={platform!r} is unknown; expected one of {', '.join(_PLATFORMS)}."
             + did_you_mean(platform, _PLATFORMS)
         )
     known = xla_client.custom_call_targets(_PLATFORMS[platform.lower()])
@@ -67,7 +67,7 @@ def _check_target(name: str, platform: str) -> None:
         return
     if platform.lower() == "tpu":
         way_out = (
-            "libtpu runs no compiled code of others: write it in Pallas and register it with "
+            "libtpu runs no foreign compiled code: write it in Pallas and register it with "
             "@register_tpu_op(on_tpu=…)"
         )
     else:
@@ -76,6 +76,6 @@ def _check_target(name: str, platform: str) -> None:
             f"platform={platform!r})"
         )
     raise TPUKernelError(
-        f"nobody registered a custom call {name!r} for {platform}; {way_out}."
+        f"no custom call {name!r} is registered for {platform}; {way_out}."
         + did_you_mean(name, known)
     )

@@ -1,6 +1,7 @@
-"""The orthogonal Hadamard transform, by sums and differences: spreads what stands out.
+"""The orthogonal Hadamard transform, by sums and differences: spreads outliers over a block.
 
-Where a width is no power of two it is block-diagonal, of the largest power of two that divides it.
+For a width that is not a power of two it is block-diagonal, with blocks of the largest power of two
+that divides the width.
 """
 
 import jax
@@ -8,12 +9,12 @@ import jax.numpy as jnp
 
 
 def block_size(width: int) -> int:
-    """The largest power of two that divides a width."""
+    """Return the largest power of two that divides a width."""
     return width & -width
 
 
 def hadamard(x: jax.Array) -> jax.Array:
-    """The transform of blocks of the last axis, in x's dtype; twice, it is x again."""
+    """Transform blocks of the last axis, in x's dtype; applied twice it returns x."""
     width = x.shape[-1]
     block, shape = block_size(width), x.shape
     half = 1

@@ -1,4 +1,4 @@
-"""Precision modes of a kernel: which dtype multiplies, which adds, and where it is supported."""
+"""Precision modes of a kernel: the dtypes of its matmuls and sums, and which chips have them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class PrecisionConfig:
     """How a kernel computes. The constants are the modes; `parse` finds one by name.
 
     Attributes:
-        name: Of the mode.
-        compute_dtype: What floating-point arguments are cast to.
-        accumulation_dtype: What products are summed in.
-        result_dtype: Of floating-point results; None keeps that of the first such argument.
+        name: The mode's name.
+        compute_dtype: Dtype that floating-point arguments are cast to.
+        accumulation_dtype: Dtype in which matmuls sum.
+        result_dtype: Dtype of floating-point results; None keeps that of the first such argument.
         matmul_precision: Passes through the matrix unit for float32: one, three or six.
-        values_dtype: Narrower values that arguments are rounded to, with one scale an array.
+        values_dtype: Narrower format that arguments are rounded to, with one scale per array.
     """
 
     name: str
@@ -42,22 +42,22 @@ class PrecisionConfig:
 
     @classmethod
     def parse(cls, mode: "str | PrecisionConfig") -> "PrecisionConfig":
-        """The mode of that name: "bfloat16", "mixed", "high", "fp32" ("highest"), "fp8".
+        """Return the mode of that name: "bfloat16", "mixed", "high", "fp32" ("highest"), "fp8".
 
-        Formats go by any of their names.
+        Every name of a format is accepted.
 
         Raises:
             TPUKernelError: There is no such mode.
         """
         if isinstance(mode, PrecisionConfig):
             return mode
-        found = spelled_as(mode, MODES)
-        if found is None:
+        name = spelled_as(mode, MODES)
+        if name is None:
             raise TPUKernelError(
                 f"{mode!r} is not a precision; expected one of {', '.join(MODES)}."
                 + did_you_mean(mode.lower(), MODES)
             )
-        return MODES[found]
+        return MODES[name]
 
     @property
     def jax_precision(self) -> jax.lax.Precision:
@@ -65,20 +65,20 @@ class PrecisionConfig:
         return jax.lax.Precision(self.matmul_precision)
 
     def check(self, chip: str | None) -> None:
-        """Refuse a mode that the generation's matrix unit has not; None means not known.
+        """Refuse a mode that the generation's matrix unit lacks; a chip of None is not checked.
 
         Raises:
-            TPUKernelError: Naming the generations that have it, and what this one has.
+            TPUKernelError: With the generations that have it, and the formats that this one has.
         """
         if self.values_dtype is not None:
             check_product(parse_format(self.values_dtype), chip)
 
     def apply(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> PyTree:
-        """`function` of the arguments in this mode; integers and trees of arrays pass through.
+        """Call `function` in this mode; integers and trees of arrays pass through.
 
-        FP8 gives the numbers of FP8: arguments are rounded to float8_e4m3 with a power of two
-        as the scale of each array, and computed with as bfloat16, which holds them exactly.
-        Gradients pass the rounding unchanged.
+        FP8 gives the numbers of FP8: arguments are rounded to float8_e4m3 with a power of two as
+        the scale of each array, and multiplied in bfloat16, which represents them exactly.
+        Gradients ignore the rounding.
         """
         floats = [leaf for leaf in jax.tree.leaves(arguments) if _is_float(leaf)]
         result_dtype = self.result_dtype or (floats[0].dtype if floats else None)
@@ -97,7 +97,7 @@ class PrecisionConfig:
         return value.astype(self.compute_dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mode's fields by name."""
+        """Return the mode's fields by name."""
         return {
             "name": self.name,
             "compute_dtype": self.compute_dtype,
@@ -126,10 +126,10 @@ MODES = {
 
 
 def check_product(operands: NumberFormat, chip: str | None) -> None:
-    """Refuse operands that a generation's matrix unit has not; None means not known.
+    """Refuse operands that a generation's matrix unit lacks; a chip of None is not checked.
 
     Raises:
-        TPUKernelError: Naming the generations that have them, and what this one has.
+        TPUKernelError: With the generations that have them, and the formats that this one has.
     """
     if chip is None or get_chip(chip).multiplies(operands):
         return

@@ -1,5 +1,5 @@
-"""What coding agents ask the compiler: an MCP server over plan, check, kernels, slices and flags.
+"""An MCP server for coding agents: plan, check, kernels, slices and flags.
 
-`tools` are plain functions that return the same plain data as `--json`; `server` offers them
-through the official SDK (extra `mcp`).
+`tools` are functions that return the same data as `--json`; `server` offers them through the
+official SDK (extra `mcp`).
 """

@@ -1,4 +1,4 @@
-"""What a client of the server may have done: by default nothing but reading and compiling."""
+"""What a client of the server may do; by default only reading and compiling."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +8,11 @@ from ..errors import ConfigError, TPUValidationError
 
 @dataclass(frozen=True)
 class Access:
-    """What a client may have done.
+    """Permissions of a client.
 
     Attributes:
         code: Whether models named module:function may be imported, which runs their code.
-        folder: Where job files may be written; None for nowhere.
+        folder: Folder for job files; None forbids writing.
     """
 
     code: bool = False
@@ -22,7 +22,7 @@ class Access:
         """Refuse a name that would run code.
 
         Raises:
-            ConfigError: It would, and that is not allowed.
+            ConfigError: The name is code, which is not allowed.
         """
         if ":" in name and not self.code:
             raise ConfigError(
@@ -31,11 +31,11 @@ class Access:
             )
 
     def place(self, name: str) -> Path:
-        """Return where a job file of that name may be written.
+        """Return the path of a new job file.
 
         Raises:
-            ConfigError: Nothing may be written.
-            TPUValidationError: The name leads elsewhere, or is taken.
+            ConfigError: Writing is not allowed.
+            TPUValidationError: The name has folders, or the file exists.
         """
         if self.folder is None:
             raise ConfigError("this server writes nothing; start it with --write FOLDER.")

@@ -1,6 +1,6 @@
-"""Answers short enough for a model's context: figures without their sources, lists cut to fit.
+"""Shorten answers for a model's context: figures without sources, lists cut to fit.
 
-What is cut is counted in `left_out`, by the key it was under.
+`left_out` counts what was cut, by key.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The server: the tools under their names, errors as one sentence, progress as it comes."""
+"""The MCP server: tools by name, errors as one sentence, progress as notifications."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
     """Return a server that has not started.
 
     Args:
-        access: What clients may have done; by default they may read and compile.
+        access: Permissions of clients; by default reading and compiling.
     """
     allowed = access or Access()
     server: MCPServer[Any] = MCPServer(
@@ -103,7 +103,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
             bool, Field(description="also every op and live memory over time: 100 kB and more")
         ] = False,
     ) -> Answer:
-        """Compile a training step with the real TPU compiler: does it fit, how long is a step."""
+        """Compile a training step with the TPU compiler: does it fit, how long is a step."""
         with in_one_sentence():
             return tools.check(
                 *(allowed, model),
@@ -151,7 +151,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
     def check_flags(
         flags: Annotated[str, Field(description="--xla_tpu_rwb_fusion=false …")],
     ) -> Answer:
-        """Say which XLA and libtpu flags would stop a job at its start, and what was meant."""
+        """Return which XLA and libtpu flags would stop a job, with the nearest names."""
         with in_one_sentence():
             return tools.check_flags(flags)
 
@@ -165,7 +165,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
 
     @server.tool(annotations=reads)
     def flag(name: str) -> Answer:
-        """Say what a flag takes, its default, where it goes and what it does."""
+        """Return a flag's type, default, variable and effect."""
         with in_one_sentence():
             return tools.flag(name)
 
@@ -180,7 +180,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
             name: Annotated[str, Field(description="a file name that ends in .yaml")],
             job: Annotated[Answer, Field(description="the job of a choice of `plan`, or yours")],
         ) -> Answer:
-            """Write a job file into the one folder that the server may write to."""
+            """Write a job file into the folder that the server may write to."""
             with in_one_sentence():
                 return tools.write_job(allowed, name, job)
 
@@ -189,7 +189,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
 
 @contextmanager
 def in_one_sentence() -> Generator[None]:
-    """Tell a client of a user's error as a command would: in one sentence."""
+    """Report a user's error to the client as one sentence."""
     try:
         yield
     except TPUError as error:
@@ -201,7 +201,7 @@ def in_one_sentence() -> Generator[None]:
 
 
 def telling(context: Context[Any]) -> Progress:
-    """Return a callback that tells the client, from the thread that a tool runs in."""
+    """Return a callback that sends progress to the client from the thread of a tool."""
     told = 0
 
     def tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The tools: plain functions over the public ones, each returning what matters most of `--json`.
+"""The tools of the server: functions that return the most important parts of `--json` output.
 
 Answers are short (`brief.fit`), because a client's model reads all of them. The command with
 `--json` prints everything.
@@ -10,15 +10,15 @@ from typing import Any
 from ..checker.check import check as check_job
 from ..errors import TPUKernelError
 from ..hardware import PriceBook, Slice, get_chip, public_prices
-from ..hardware.listings import GenerationListing
+from ..hardware.tables import GenerationListing
 from ..job.job import Job
 from ..job.reading import read_job
+from ..planner.cost.candidates import GENERATIONS
+from ..planner.memory_optimizer import list_slices
 from ..planner.planning import plan as find_plan
-from ..planner.search.candidates import GENERATIONS
-from ..planner.sizing.largest_preset import list_slices
 from ..runtime.environment import configure_tpu_environment
 from ..runtime.flags import FlagRegistry, explain_flag, inspect_flags
-from ..runtime.flags.record import FlagListing
+from ..runtime.flags.setting import FlagListing
 from ..runtime.progress import Progress, silent
 from .access import Access
 from .brief import fit
@@ -46,7 +46,7 @@ def plan(
     progress: Progress = silent,
     **asked: Any,
 ) -> dict[str, Any]:
-    """Return what matters most of `tpukit plan --json`; `asked` is anything else `plan` takes."""
+    """Return the main parts of `tpukit plan --json`; `asked` are further arguments of `plan`."""
     access.check_name(model)
     stated = {name: value for name, value in asked.items() if value is not None}
     stated.setdefault("on", GENERATIONS)
@@ -72,16 +72,16 @@ def check(
     whole: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return what `tpukit check --json` prints: all of it with `whole`, else what matters most.
+    """Return the output of `tpukit check --json`: all of it with `whole`, else its main parts.
 
     Args:
-        access: What the client may have done.
+        access: Permissions of the client.
         model: A preset, a config.json, or the path of a job file.
-        on: The slice, where the job names none.
+        on: The slice; it overrides the job's.
         settings: Keys of the job.
-        memory_only: Whether to stop at the verdict on memory.
+        memory_only: Whether to stop after the memory report.
         fix: Whether to prove fixes.
-        whole: Whether every op and live memory over time are returned too.
+        whole: Whether to return every op and live memory over time too.
         progress: Called with each stage as it is reached.
     """
     access.check_name(model)
@@ -97,11 +97,11 @@ def check(
 
 
 def kernels() -> dict[str, Any]:
-    """Return what `tpukit kernel list --json` prints, of each case its name alone."""
+    """Return the output of `tpukit kernel list --json`, with cases by name only."""
     configure_tpu_environment()
-    from ..kernels.registry.listing import OpListing
+    from ..kernels.registry.registry import OpListing
 
-    listed = OpListing.of_registry().to_dict()
+    listed = OpListing.from_registry().to_dict()
     return fit(
         {
             name: {**op, "cases": ", ".join(case["name"] for case in op["cases"])}
@@ -118,7 +118,7 @@ def kernel(
     backward: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return what `tpukit kernel bench --json` prints, of one case: the first by default."""
+    """Return the output of `tpukit kernel bench --json` for one case, by default the first."""
     configure_tpu_environment()
     from ..kernels.registry.registry import get_tpu_op
     from ..kernels.timing import bench_op
@@ -137,7 +137,7 @@ def kernel(
 
 
 def slices(generation: str | None = None) -> dict[str, Any]:
-    """Return the generations with their main figures, or one with its slices, a line for each."""
+    """Return the generations with their main figures, or one generation with its slices."""
     book = public_prices()
     if generation is None:
         return fit({"generations": [_generation(row) for row in _generations(book)]})
@@ -156,23 +156,23 @@ def slices(generation: str | None = None) -> dict[str, Any]:
 
 
 def slice_info(name: str) -> dict[str, Any]:
-    """Return what `tpukit slice --json` prints."""
+    """Return the output of `tpukit slice --json`."""
     return fit(Slice.parse(name).to_dict())
 
 
 def check_flags(flags: str) -> dict[str, Any]:
-    """Return what `tpukit flags check --json` prints."""
+    """Return the output of `tpukit flags check --json`."""
     return fit(inspect_flags(flags, registry=FlagRegistry.installed()).to_dict())
 
 
 def flag(name: str) -> dict[str, Any]:
-    """Return what `tpukit flags explain --json` prints."""
+    """Return the output of `tpukit flags explain --json`."""
     found = explain_flag(name.partition("=")[0], registry=FlagRegistry.installed())
     return fit(found.to_dict())
 
 
 def flags(pattern: str) -> dict[str, Any]:
-    """Return what `tpukit flags list --json` prints, of the first that match."""
+    """Return the output of `tpukit flags list --json`, for the first matches."""
     registry = FlagRegistry.installed()
     found = registry.search(pattern, parser=None)
     listed = dict(FlagListing(tuple(found[:MOST_FLAGS]), registry.described).to_dict())
@@ -180,7 +180,7 @@ def flags(pattern: str) -> dict[str, Any]:
 
 
 def write_job(access: Access, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Write a job, such as one of a plan's choices, as a job file; say where and what."""
+    """Write a job, such as a choice of a plan, as a job file, and return its path and content."""
     path = access.place(name)
     made = Job.from_dict(job)
     made.to_yaml(path)

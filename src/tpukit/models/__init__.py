@@ -1,6 +1,6 @@
-"""Models: reference transformers, presets, remat, and adapters for anyone's own.
+"""Models: reference transformers, presets, remat, and adapters for user models.
 
-Names load on first use: a planner that only reads configurations needs neither jax nor flax.
+Names load on first use, because a planner that only reads configurations needs no jax or flax.
 """
 
 from ..lazy import lazy_names
@@ -22,9 +22,9 @@ HOMES = {
         "export_huggingface",
         "import_huggingface",
     ),
-    ".loss.chunked": ("chunked_next_token_loss",),
-    ".loss.loss": (
+    ".loss": (
         "WeightedLoss",
+        "chunked_next_token_loss",
         "next_token_loss",
     ),
     ".presets": (

@@ -10,9 +10,9 @@ from .execution import Execution as Execution
 from .huggingface.weights import ImportedModel as ImportedModel
 from .huggingface.weights import export_huggingface as export_huggingface
 from .huggingface.weights import import_huggingface as import_huggingface
-from .loss.chunked import chunked_next_token_loss as chunked_next_token_loss
-from .loss.loss import WeightedLoss as WeightedLoss
-from .loss.loss import next_token_loss as next_token_loss
+from .loss import WeightedLoss as WeightedLoss
+from .loss import chunked_next_token_loss as chunked_next_token_loss
+from .loss import next_token_loss as next_token_loss
 from .presets import Preset as Preset
 from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets

@@ -1,4 +1,4 @@
-"""How a model is run, as opposed to what it is: attention, remat, scan, the experts' mesh."""
+"""Settings of how a model runs: attention, remat, scan, and the placement of experts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,36 +9,45 @@ import jax
 from jax.sharding import PartitionSpec
 
 from ..annotations import AnyMesh
+from ..parallel.sharding.activations import ActivationRules
+from ..parallel.sharding.strategy import find_axis
 from .attention.choice import AttentionFunction
-from .loss.chunked import LossChunks
+from .loss import LossChunks
 from .remat.policy import NO_REMAT, RematPolicy
 
 if TYPE_CHECKING:
-    from .generation.slot_kernel import SlotKernel
+    from .generation.cache_attention import SlotKernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Choices that change speed and memory, never the result; `z_loss` alone adds to the loss.
+    """Settings that change speed and memory but not the result, except `z_loss`.
 
-    `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
-    the loss whole logits. `gpu_kernels` has kernels of our own for norms, rope and gating,
-    which see one device only. `one_product` multiplies activations with all matrices that read
-    them at once, side by side: free where their weights lie so, a copy elsewhere.
-    `z_loss` is what either then weighs log² of the normaliser with. `frozen_head` says that nobody
-    asks for the unembedding's gradient, which cut losses make as they go.
-    `zigzag` is the number of devices in whose ring order a step puts its tokens.
-    `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
-    and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
-    its tokens are. `delta` and `convolution` are linear attention's where a sequence is split.
-    `slots` is generation's kernel for one token over a cache; None leaves it to XLA.
+    Attributes:
+        attention: The attention function or its name.
+        remat: What the backward pass recomputes.
+        scan_layers: Whether repeated layers are a scan.
+        gpu_kernels: Whether norms, rope and gating use our GPU kernels, on one device only.
+        joined_matmuls: Whether matrices that read the same activations are multiplied in one
+            matmul. It is free where the weights are stored side by side and a copy elsewhere.
+        loss_chunks: Chunks of tokens for a loss computed from activations; None computes the loss
+            from all logits.
+        z_loss: Weight of the squared log of the softmax's normaliser in the loss.
+        frozen_head: Whether the unembedding is not trained, so chunked losses skip its gradient.
+        zigzag: Devices of the context axis for whose ring order tokens are reordered.
+        expert_mesh: The mesh of the experts; without one every expert is where its tokens are.
+        expert_axis: The axis of `expert_mesh` that experts are sharded over, or None.
+        expert_tokens: The sharding of tokens on `expert_mesh`.
+        delta: The gated delta rule for sharded sequences.
+        convolution: The short convolution for sharded sequences.
+        slots: The kernel for one new token over a cache; None uses XLA.
     """
 
     attention: str | AttentionFunction = "auto"
     remat: RematPolicy = NO_REMAT
     scan_layers: bool = True
     gpu_kernels: bool = False
-    one_product: bool = False
+    joined_matmuls: bool = False
     loss_chunks: LossChunks = None
     z_loss: float = 0.0
     frozen_head: bool = False
@@ -51,5 +60,32 @@ class Execution:
     slots: "SlotKernel | None" = None
 
     def replace(self, **changes: Any) -> "Execution":
-        """The same choices with some changed."""
+        """Return the same settings with some changed."""
         return dataclasses.replace(self, **changes)
+
+
+def kernel_spread(mesh: AnyMesh, strategy: str) -> dict[str, Any]:
+    """Return the mesh axes of attention's arrays for kernels that run on each device's shard."""
+    axes = dict(ActivationRules.of(mesh, strategy).axes)
+    return {"mesh": mesh, "batch_axes": axes["batch"], "head_axes": axes.get("heads", ())}
+
+
+def experts_on(
+    mesh: AnyMesh, strategy: str, execution: Execution, *, context: str | None = None
+) -> Execution:
+    """Return the execution with experts placed on the mesh.
+
+    Without it, the partitioner would sort the tokens of all devices together by expert.
+
+    Args:
+        mesh: The mesh of the step.
+        strategy: The sharding strategy.
+        execution: The settings without experts.
+        context: The axis that shards sequences, or None.
+    """
+    batch = dict(ActivationRules.of(mesh, strategy).axes)["batch"]
+    return execution.replace(
+        expert_mesh=mesh,
+        expert_axis=find_axis(mesh, strategy, "expert"),
+        expert_tokens=PartitionSpec(batch or None, context),
+    )

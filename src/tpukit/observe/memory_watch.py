@@ -1,4 +1,4 @@
-"""Readings at even intervals for a while: the one loop behind every watch, of memory or else."""
+"""Call a function at even intervals: the loop behind every watch of memory or chips."""
 
 import math
 import threading
@@ -20,11 +20,11 @@ def watch(
     stop: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Reading]:
-    """Read now and then every `interval_s`, until `duration_s` have passed.
+    """Take a reading now and every `interval_s`, until `duration_s` have passed.
 
-    Readings keep to the interval's grid: a slow one delays none of the others, it only leaves out
-    those whose time it took. Ctrl-C, and `stop` set by another thread, end the watch early; what
-    was read by then is returned.
+    Readings keep to the interval's grid. A slow reading delays no other one; only the readings that
+    fall into its time are skipped. Ctrl-C, and `stop` set by another thread, end the watch early
+    with the readings taken until then.
 
     Args:
         read: Takes one reading.
@@ -32,13 +32,13 @@ def watch(
         duration_s: Seconds from the first reading to the last; 0 takes one.
         on_reading: Called with each reading as it is taken.
         stop: Ends the watch when set.
-        clock: What tells the time, in seconds.
+        clock: A clock in seconds.
 
     Raises:
         TPUValidationError: The interval is not above 0, or the duration below it.
 
     Example:
-        >>> peak = max(one.allocated_memory for one in watch(read, interval_s=1, duration_s=60))
+        >>> peak = max(stats.allocated_memory for stats in watch(read, interval_s=1, duration_s=60))
     """
     readings: list[Reading] = []
     try:
@@ -67,7 +67,7 @@ def ticks(
     """
     if not interval_s > 0 or not duration_s >= 0:
         raise TPUValidationError(
-            f"interval={interval_s:g} s and duration={duration_s:g} s describe no watch; give an "
+            f"interval={interval_s:g} s and duration={duration_s:g} s are not valid; give an "
             "interval above 0 and a duration of at least 0."
         )
     ended = stop or threading.Event()

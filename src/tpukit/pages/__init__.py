@@ -1,1 +1,1 @@
-"""The kit that every HTML page is made of: markup, parts, charts, and one frame with one policy."""
+"""The parts of every HTML page: markup, sections, charts, and one frame with one policy."""

@@ -10,7 +10,7 @@ BAR_HEIGHT, MARKS_HEIGHT = 28, 24
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part of a bar: its class in the style sheet, its amount, and what it says on hover."""
+    """A part of a bar: its CSS class, its amount, and its tooltip."""
 
     kind: str
     amount: float
@@ -19,7 +19,7 @@ class BarPiece:
 
 @dataclass(frozen=True)
 class BarMark:
-    """A place on a bar: with words below it, with a line through it for a limit, or both."""
+    """A position on a bar, with a text below it, a line for a limit, or both."""
 
     amount: float
     words: str = ""
@@ -29,9 +29,9 @@ class BarMark:
 def stacked_bar(
     pieces: Sequence[BarPiece], *, whole: float, label: str, marks: Sequence[BarMark] = ()
 ) -> Markup:
-    """Draw pieces one after another, with marks below.
+    """Return a bar of pieces one after another, with marks below.
 
-    Positions are percentages, so that the bar stretches with the page and its letters do not.
+    Positions are percentages, so that the bar stretches with the page and its text does not.
     """
     drawn: list[Markup] = []
     reached = 0.0
@@ -54,13 +54,13 @@ def stacked_bar(
 
 
 def coordinate(value: float) -> str:
-    """Write a position in a drawing, short."""
+    """Return a position in a drawing as short text."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _mark(mark: BarMark, whole: float) -> list[Markup]:
-    x = _percent(mark.amount, whole)
-    share = mark.amount / whole if whole else 0.0
+def _mark(mark: BarMark, total: float) -> list[Markup]:
+    x = _percent(mark.amount, total)
+    share = mark.amount / total if total else 0.0
     anchor = "start" if share < 0.1 else "end" if share > 0.9 else "middle"
     kind = "mark limit" if mark.is_limit else "mark"
     drawn: list[Markup] = []
@@ -72,5 +72,5 @@ def _mark(mark: BarMark, whole: float) -> list[Markup]:
     return drawn
 
 
-def _percent(amount: float, whole: float) -> str:
-    return coordinate(100 * amount / whole if whole else 0.0) + "%"
+def _percent(amount: float, total: float) -> str:
+    return coordinate(100 * amount / total if total else 0.0) + "%"

@@ -1,4 +1,4 @@
-"""Markup that no text can break out of: a string is escaped unless it is `Markup`."""
+"""Markup that is safe against injection: every string is escaped unless it is `Markup`."""
 
 import html
 import re
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# Elements without content: of HTML, where an end tag is an error, and of SVG, where it is a waste.
+# Elements without content: of HTML, where an end tag is an error, and of SVG.
 _EMPTY = frozenset(
     ("input", "link", "meta", "wbr", "circle", "line", "path", "polygon", "polyline", "rect")
 )
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
-# The policy of `policy.py` refuses inline handlers and styles, so a page must not rely on them.
+# The page's policy refuses inline handlers and styles, so a page must not rely on them.
 _REFUSED_ATTRIBUTE = re.compile(r"on.*|style|src|srcdoc", re.IGNORECASE)
 _SAFE_LINKS = ("#", "https://", "data:,")
-# Controls that browsers drop or misread, halves of surrogate pairs (file names that are not UTF-8),
-# and marks that reverse the reading order, with which one name can pose as another.
+# Control characters, halves of surrogate pairs (in file names that are not UTF-8), and marks that
+# reverse the reading order, with which one name can look like another.
 _UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]"
 )
@@ -23,10 +23,10 @@ _UNSHOWABLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """A piece of finished markup; any string beside it is text.
+    """A piece of finished markup; any plain string is text.
 
-    It is not a kind of string, so that type checkers tell the two apart and string methods cannot
-    turn one into the other. Make it with `tag` and `join`; only this room calls the class itself.
+    It is no `str`, so that type checkers tell the two apart and string methods cannot turn one into
+    the other. Make it with `tag` and `join`; only `pages` calls the class itself.
     """
 
     html: str
@@ -37,15 +37,15 @@ Attribute: TypeAlias = "str | float | None"
 
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """Make one element.
+    """Return one element.
 
     Args:
-        name: Of the element.
-        children: Markup, texts, which are escaped, or iterables of both.
+        name: Name of the element.
+        children: Markup, texts, which are escaped, or iterables of them.
         attributes: `class_` is class and `data_x` is data-x; None and False are left out.
 
     Raises:
-        ValueError: The element could run or load something, or its name is none.
+        ValueError: The element could run or load something, or its name is not valid.
     """
     if not _NAME.fullmatch(name) or name.lower() in ("script", "style"):
         raise ValueError(f"<{name}> is no element of a page; the frame alone writes scripts.")
@@ -60,17 +60,17 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    """Put markup and texts one after another."""
+    """Return markup and texts one after another."""
     return Markup("".join(_written(child) for child in children))
 
 
 def escape(text: str) -> str:
-    """Write text so that a browser shows it and does nothing else."""
+    """Return text escaped for HTML."""
     return html.escape(_UNSHOWABLE.sub("\ufffd", text))
 
 
 def slug(text: str) -> str:
-    """Make a name that is safe as a class or an anchor."""
+    """Return a name that is safe as a class or an anchor."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
@@ -79,12 +79,12 @@ def _written(child: Child) -> str:
         return child.html
     if isinstance(child, str):
         return escape(child)
-    return "".join(_written(one) for one in child)
+    return "".join(_written(part) for part in child)
 
 
 def _attribute(name: str, value: str | float) -> str:
     if not _NAME.fullmatch(name) or _REFUSED_ATTRIBUTE.fullmatch(name):
-        raise ValueError(f"The attribute {name!r} is none that a page may have.")
+        raise ValueError(f"The attribute {name!r} is not allowed in a page.")
     if name == "href" and not str(value).startswith(_SAFE_LINKS):
-        raise ValueError(f"A link to {value!r} is refused; one starts with {_SAFE_LINKS}.")
+        raise ValueError(f"A link to {value!r} is refused; it must start with {_SAFE_LINKS}.")
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

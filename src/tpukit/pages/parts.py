@@ -1,4 +1,4 @@
-"""What sections are made of: badges, cards, tables, lists, notes, commands."""
+"""The parts of sections: badges, cards, tables, lists, notes, commands."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ ROWS_OPEN = 12
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of a page with a heading, to which the menu leads."""
+    """A part of a page with a heading and a link in the menu."""
 
     title: str
     body: Markup
 
     @property
     def anchor(self) -> str:
-        """The name in an address."""
+        """The section's anchor in an address."""
         return slug(self.title)
 
     @property
     def markup(self) -> Markup:
-        """The section as the page shows it."""
+        """The section as markup."""
         return tag("section", tag("h2", self.title), self.body, id=self.anchor)
 
 
 def section(title: str, *children: Child, intro: Child = "") -> PageSection:
-    """Make a section of children below an introduction."""
+    """Return a section with an introduction and children."""
     lead = tag("p", intro, class_="intro") if intro else ""
     return PageSection(title, join(lead, *children))
 
@@ -43,13 +43,13 @@ def headline(
     verdict: tuple[str, Mood] | None = None,
     cards: Sequence[Markup] = (),
 ) -> Markup:
-    """Make the top of a page: a verdict, what the page is about, and the figures asked for first.
+    """Return the top of a page: verdict, subject, lead and main figures.
 
     Args:
-        subject: What the page is about.
-        rest: The words behind it, less loud.
-        lead: The answer in a sentence.
-        verdict: The answer in a word, and whether that is good news.
+        subject: The subject of the page.
+        rest: Text after the subject, less prominent.
+        lead: The result in a sentence.
+        verdict: The result in a word, and its mood.
         cards: Figures, each a `card`.
     """
     word = tag("span", verdict[0], class_=f"verdict {verdict[1]}") if verdict else ""
@@ -63,7 +63,7 @@ def headline(
 
 
 def card(title: str, value: str, below: str, origin: str = "") -> Markup:
-    """Make one figure of the headline."""
+    """Return one figure of the headline."""
     return tag(
         "div",
         tag("div", title, " ", badge(origin) if origin else "", class_="card-title"),
@@ -74,57 +74,57 @@ def card(title: str, value: str, below: str, origin: str = "") -> Markup:
 
 
 def badge(origin: str) -> Markup:
-    """Say where a number comes from."""
+    """Return a badge with a number's origin."""
     title = ORIGINS.get(origin, origin)
     return tag("span", origin, class_=f"badge from-{slug(origin)}", title=title)
 
 
 def absent(reason: str) -> Markup:
-    """Say why something is not here."""
+    """Return a paragraph on why something is missing."""
     return tag("p", reason, class_="absent")
 
 
 def warning(*children: Child) -> Markup:
-    """Make a note that should not be missed."""
+    """Return a highlighted note."""
     return tag("p", *children, class_="warning")
 
 
 def code(text: str) -> Markup:
-    """Make a name or a command."""
+    """Return text in a fixed-width font."""
     return tag("code", text)
 
 
 def command(text: str) -> Markup:
-    """Make a command to run next, with a button that copies it."""
+    """Return a command with a button that copies it."""
     copy = tag("button", "Copy", type="button", class_="script-only", data_copy=text)
     return tag("div", tag("pre", code(text)), copy, class_="command")
 
 
 def definitions(entries: Iterable[tuple[Child, Child]]) -> Markup:
-    """Make a list of terms and what each is."""
+    """Return a list of terms and definitions."""
     return tag("dl", [join(tag("dt", term), tag("dd", what)) for term, what in entries])
 
 
 def bullets(lines: Iterable[Child]) -> Markup:
-    """Make a list of sentences."""
+    """Return a bullet list."""
     return tag("ul", [tag("li", line) for line in lines])
 
 
 def colored(kind: str, words: str) -> Markup:
-    """Name a kind of memory or time, with its color before it."""
+    """Return a text after a swatch of its color."""
     swatch = tag("span", class_=f"swatch {kind}", aria_hidden="true")
     return tag("span", swatch, words, class_="nowrap")
 
 
 def legend(kinds: Mapping[str, str]) -> Markup:
-    """Say which color is what, by class and words."""
+    """Return a legend of colors, by CSS class and text."""
     entries = [tag("li", colored(kind, words)) for kind, words in kinds.items()]
     return tag("ul", entries, class_="legend")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; numbers are aligned to the right, bars take the room there is."""
+    """A column of a table; numbers are aligned to the right, bars take the free width."""
 
     title: str
     is_number: bool = False
@@ -133,12 +133,12 @@ class Column:
 
     @property
     def css_class(self) -> str | None:
-        """The class of its cells."""
+        """The CSS class of its cells."""
         return "number" if self.is_number else "bar-cell" if self.is_bar else None
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Child]], *, caption: str) -> Markup:
-    """Make a table that scrolls sideways on a narrow screen, reachable by keyboard."""
+    """Return a table that scrolls sideways on a narrow screen, also by keyboard."""
     head = [
         tag(
             "th",
@@ -168,7 +168,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Child]], *, caption
 def long_table(
     columns: Sequence[Column], rows: Sequence[Sequence[Child]], *, caption: str, rest: str
 ) -> Markup:
-    """Make a table whose first rows are open and whose others are one click away."""
+    """Return a table that shows its first rows and folds the others."""
     first = table(columns, rows[:ROWS_OPEN], caption=caption)
     if len(rows) <= ROWS_OPEN:
         return first

@@ -34,12 +34,12 @@ HOMES = {
     ),
     ".pipelining.gradient": ("pipeline_value_and_grad",),
     ".pipelining.schedule": ("PipelineSchedule",),
-    ".rebalancing.hotspots": (
+    ".rebalancing": (
         "ShardingAdvice",
         "detect_hotspots",
         "optimize_sharding",
+        "reshard",
     ),
-    ".rebalancing.reshard": ("reshard",),
     ".ring.attention": ("ring_attention",),
     ".ring.linear_attention": (
         "context_gated_delta",
@@ -57,12 +57,12 @@ HOMES = {
         "get_sharding_spec",
         "shard_model",
         "unpad",
+        "validate_sharding",
     ),
     ".sharding.layout": (
         "Layout",
         "make_layout",
     ),
-    ".sharding.validate": ("validate_sharding",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -21,10 +21,10 @@ from .pipelining.forward import split_microbatches as split_microbatches
 from .pipelining.forward import split_stages as split_stages
 from .pipelining.gradient import pipeline_value_and_grad as pipeline_value_and_grad
 from .pipelining.schedule import PipelineSchedule as PipelineSchedule
-from .rebalancing.hotspots import ShardingAdvice as ShardingAdvice
-from .rebalancing.hotspots import detect_hotspots as detect_hotspots
-from .rebalancing.hotspots import optimize_sharding as optimize_sharding
-from .rebalancing.reshard import reshard as reshard
+from .rebalancing import ShardingAdvice as ShardingAdvice
+from .rebalancing import detect_hotspots as detect_hotspots
+from .rebalancing import optimize_sharding as optimize_sharding
+from .rebalancing import reshard as reshard
 from .ring.attention import ring_attention as ring_attention
 from .ring.linear_attention import context_gated_delta as context_gated_delta
 from .ring.linear_attention import context_short_convolution as context_short_convolution
@@ -35,9 +35,9 @@ from .sharding.activations import constrain as constrain
 from .sharding.api import get_sharding_spec as get_sharding_spec
 from .sharding.api import shard_model as shard_model
 from .sharding.api import unpad as unpad
+from .sharding.api import validate_sharding as validate_sharding
 from .sharding.layout import Layout as Layout
 from .sharding.layout import make_layout as make_layout
-from .sharding.validate import validate_sharding as validate_sharding
 
 __all__ = [
     "ExpertBiases",

@@ -1,1 +1,1 @@
-"""From a model, tokens, a deadline and a budget to a slice, a mesh and a batch."""
+"""Choose a slice, a mesh and a batch from a model, tokens, a deadline and a budget."""

@@ -1,4 +1,4 @@
-"""`plan`: from a model, tokens, a deadline and a budget to slices, meshes and batches."""
+"""`plan`: choose slices, meshes and batches from a model, tokens, a deadline and a budget."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,24 @@ from ..hardware.figure import format_quantity
 from ..job.train import LoraSettings, TrainingSettings
 from ..runtime.progress import Progress, watched
 from ..runtime.ranges import Range
-from .answer.amounts import parse_days, parse_tokens, parse_usd
+from .amounts import parse_days, parse_tokens, parse_usd
 from .answer.assumptions import list_assumptions
-from .answer.front import modelled_front, verified_front
-from .answer.rejections import state_bytes
 from .answer.result import PlanResult
-from .cost.money import Market
-from .cost.spot import Preemption
-from .search.candidates import GENERATIONS, Space, named_slice, optimizers_of
-from .search.objectives import PlanLimits, is_budget_alone, read_objective
-from .search.own_model import OwnModelSearch
+from .cost.candidates import GENERATIONS, Space, named_slice, optimizers_of
+from .cost.money import Market, Preemption
+from .search.choice import Choice
+from .search.objectives import (
+    LARGEST_BATCH_TOKENS,
+    PlanLimits,
+    critical_batch_tokens,
+    is_budget_alone,
+    pareto_front,
+    read_objective,
+)
+from .search.rejections import state_bytes
 from .search.search import Ask, Search, replaced
 from .search.subject import PlannedModel, read_subject
-from .search.usual_limits import LARGEST_BATCH_TOKENS, critical_batch_tokens
-from .search.verification import Verifier
+from .search.verification import OwnModelSearch, Verifier, broken_limit, is_compiled
 
 MOST_CHOICES, LONGEST_VERIFICATION_S = 100, 86_400.0
 UNPRICED_SHOWN = 2
@@ -60,42 +64,42 @@ def plan(
     verify_seconds: float = 300.0,
     progress: Progress = watched,
 ) -> PlanResult:
-    """Find where and how to train a model.
+    """Find the slices and settings to train a model.
 
     Args:
         model: A preset, a config.json, "module:function", a `TransformerConfig`, a `Workload`, or
-            any model that a `Workload` takes; the compiler is asked about those it has no
-            dimensions of.
+            any model that a `Workload` takes. Models without known dimensions are compiled.
         tokens: Tokens to train on: 15e12 or "15T".
         deadline: "30d", "12h", a `timedelta` or days.
         budget: Dollars: 50000 or "50k".
-        objective: "cheapest", "fastest" or "fewest-chips"; by default the cheapest. When only a
-            budget is given, it is the fastest on as many chips as zones usually have.
+        objective: "cheapest", "fastest" or "fewest-chips"; by default the cheapest. With only a
+            budget, it is the fastest on as many chips as zones usually offer.
         on: Generations, or slices such as "v6e-64", as a list or "v6e,v5p".
-        spot: Spot prices, with what preemption wastes; the same as `tier="spot"`.
+        spot: Whether to use spot prices and count preemptions; the same as `tier="spot"`.
         tier: "on_demand", "spot", or a tier of your own `rates`, such as "reserved-1y".
-        regions: Where it may run; anywhere when left out.
-        rates: Prices of your own over the public ones; see `PriceBook.with_rates`.
-        preemption: What spot capacity does to a run; see `Preemption`.
-        max_chips: The most chips, all slices together.
+        regions: Allowed regions; any by default.
+        rates: Your own prices, which override public ones; see `PriceBook.with_rates`.
+        preemption: Preemption rates on spot; see `Preemption`.
+        max_chips: Most chips over all slices.
         min_headroom: Share of usable HBM to leave free.
         multi_slice: Whether several slices may be joined.
-        sequence_length: Tokens in an example; by default 8192, or what the model can read.
-        max_batch_tokens: The most tokens in a step; by default the critical batch size of so large
-            a model, or more where nothing fits with that.
-        precisions: Of the products: "bf16", "int8", "fp8"; that of the model by default.
-        optimizer: "adamw", "lion", "adafactor" or "sgd", whose states take memory and time.
-        moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8"; by default the
-            first two are both weighed.
-        lora: What alone is trained, as a job's `train: {lora: …}` says it: {"rank": 16, "base":
-            "int4"}. Of a folder of `tpukit quantize` the weights count as they are kept there.
-        top: Choices in the answer.
-        verify: How many of them the compiler checks; 0 for none.
-        verify_seconds: No further compile starts after so long.
+        sequence_length: Tokens per example; by default 8192, or the model's maximum if that is
+            less.
+        max_batch_tokens: Most tokens per step; by default the critical batch size of the model, or
+            more if no candidate fits with that.
+        precisions: Formats of matmuls: "bf16", "int8", "fp8"; the model's by default.
+        optimizer: "adamw", "lion", "adafactor" or "sgd".
+        moment_dtype: Format of its moments: "float32", "bfloat16", or with adamw "int8"; by default
+            the first two are tried.
+        lora: LoRA settings, as in a job's `train: {lora: …}`: {"rank": 16, "base": "int4"}. For a
+            folder of `tpukit quantize`, weights count in their stored format.
+        top: Number of choices in the answer.
+        verify: Number of choices to compile; 0 for none.
+        verify_seconds: No compile starts after this time.
         progress: Called with a line about each step of the search.
 
     Raises:
-        ConfigError: Something asked for makes no sense; the message says what does.
+        ConfigError: An argument is not valid; the message says what to give.
         TPUModelError: The model's dimensions are not known.
     """
     market = Market.asked(spot=spot, tier=tier, regions=regions, rates=rates, preemption=preemption)
@@ -141,7 +145,7 @@ def plan(
 
 
 def _batch_tokens(stated: float | str | None, subject: PlannedModel, tokens: float) -> float:
-    """Return the most tokens in a step: as stated, or by the size of the model."""
+    """Return the most tokens per step: as given, or from the size of the model."""
     if stated is not None:
         return parse_tokens(stated)
     if subject.known is None:
@@ -150,7 +154,7 @@ def _batch_tokens(stated: float | str | None, subject: PlannedModel, tokens: flo
 
 
 def _ask_compiler(ask: Ask, *, top: int, budget_s: float, progress: Progress) -> PlanResult:
-    """Plan a model of unknown dimensions, which only the compiler can judge."""
+    """Plan a model of unknown dimensions by compiling it for one slice after another."""
     if not budget_s:
         raise ConfigError(
             f"{ask.subject.name} says no dimensions, so only the compiler can judge it; leave "
@@ -184,7 +188,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         order = wider.order() if wider is not None else order
         order = wider.nearest()[0] if wider is not None and not len(order) else order
     source = wider or search
-    # Slices larger than those to choose from stay in sight where nothing is faster and cheaper.
+    # Larger slices stay on the front if no slice is both faster and cheaper.
     everything = order if search.most_chips is None else search.order()
     if verifier is None:
         indices = itertools.islice(source.best_of_each_slice(order), top)
@@ -218,7 +222,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
 
 
 def _least(search: Search, order: np.ndarray) -> float | None:
-    """Return the best of what choices are ranked by, over all candidates; None without any."""
+    """Return the lowest value that choices are ranked by, over all candidates; None without any."""
     if not len(order):
         return None
     values = {
@@ -237,7 +241,7 @@ def _ranked_by(search: Search, order: np.ndarray) -> str:
 
 
 def _wider(search: Search) -> tuple[Search | None, str]:
-    """Nothing allowed holds the model: search what was not allowed, and say what was short."""
+    """Search beyond the limits when no allowed slice fits the model; return what was short."""
     ask = search.ask
     state = state_bytes(search.scores)
     names = ", ".join(ask.space.generations)
@@ -257,6 +261,82 @@ def _wider(search: Search) -> tuple[Search | None, str]:
     for space in (replace(ask.space, max_chips=None), replace(ask.space, generations=GENERATIONS)):
         wider = Search.run(replace(ask, space=replace(space, max_chips=None), limits=limits))
         if wider.verdicts.passed.any():
-            # Who may have few chips wants as few more as will do.
+            # With a chip limit, the next answer should exceed it as little as possible.
             return replaced(wider, "fewest-chips") if ask.space.max_chips else wider, words
     return None, words
+
+
+MOST_SHOWN = 8
+
+
+def modelled_front(search: Search, order: np.ndarray, choices: Sequence[Choice]) -> list[Choice]:
+    """Return the front from the model, the fastest first; choices of the answer are reused."""
+    shown = {choice.slice: choice for choice in choices}
+    found = [
+        shown.get(search.slice(index)) or search.choice(index) for index in search.front(order)
+    ]
+    return _thinned(found, choices)
+
+
+def verified_front(
+    search: Search,
+    order: np.ndarray,
+    choices: Sequence[Choice],
+    *,
+    verifier: Verifier,
+    limits: PlanLimits,
+) -> list[Choice]:
+    """Return the front after verification, the fastest first.
+
+    Slices that were not compiled are included, with corrected figures, if no compiled slice beats
+    them. A slice that would beat a compiled one is left out and reported, because only arithmetic
+    supports it.
+    """
+    compiled = [choice for choice in choices if is_compiled(choice)]
+    done = {choice.slice for choice in compiled} | verifier.dropped
+    others = [
+        verifier.corrected(search.choice(index), compiled)
+        for index in search.front(order)
+        if search.slice(index) not in done
+    ]
+    sure = _undominated(compiled)
+    unsure = [
+        one
+        for one in others
+        if not broken_limit(one, limits) and not any(_beats(choice, one) for choice in sure)
+    ]
+    for one in unsure:
+        if beaten := [str(choice.slice) for choice in sure if _beats(one, choice)]:
+            verifier.notes.append(
+                f"{one.slice} may be faster and cheaper than {', '.join(beaten)} by the model; "
+                "it was not compiled (--verify-top)"
+            )
+    kept = [one for one in unsure if not any(_beats(one, choice) for choice in sure)]
+    return _thinned(_undominated([*sure, *kept]), choices)
+
+
+def _money(choice: Choice) -> float:
+    return choice.chip_hours if choice.usd.value is None else choice.usd.value
+
+
+def _beats(one: Choice, other: Choice) -> bool:
+    """Whether a choice is no slower and no more expensive than another, and better in one."""
+    mine, its = (one.days, _money(one)), (other.days, _money(other))
+    return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+
+def _undominated(choices: Sequence[Choice]) -> list[Choice]:
+    days, money = ([read(one) for one in choices] for read in (lambda one: one.days, _money))
+    found = pareto_front(np.asarray(days, float), np.asarray(money, float))
+    return [choices[position] for position in found]
+
+
+def _thinned(front: list[Choice], choices: Sequence[Choice]) -> list[Choice]:
+    """Return a few choices, evenly spaced; the answer's first choice is always included."""
+    if len(front) <= MOST_SHOWN:
+        return front
+    step = (len(front) - 1) / (MOST_SHOWN - 1)
+    wanted = {round(step * number) for number in range(MOST_SHOWN)}
+    if choices and choices[0] in front:
+        wanted.add(front.index(choices[0]))
+    return [front[position] for position in sorted(wanted)]

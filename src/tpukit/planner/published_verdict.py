@@ -1,4 +1,4 @@
-"""`quantization_verdict`: what each chip makes of a checkpoint that was published quantized."""
+"""`quantization_verdict`: how each chip runs a checkpoint that was published quantized."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,21 +10,23 @@ from rich.table import Table
 
 from ..errors import TPUModelError
 from ..hardware import Chip, Figure, get_chip
+from ..hardware.catalog import chips_considered_for
 from ..hardware.formats import BFLOAT16, FORMATS
 from ..hardware.stored_formats import WEIGHT_FORMATS
+from ..models.defaults import SERVING_CONTEXT
 from ..models.huggingface.config import config_from_huggingface
 from ..models.huggingface.files import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
 from ..models.huggingface.published.reading import quantization_of
 from ..models.huggingface.published.scheme import Scheme
-from ..quantization.published.converting import held_as
+from ..quantization.published import held_as
 from ..shown import Shown
-from .cost.served_model import ServedModel
-from .search.candidates import named_slice
+from .cost.candidates import named_slice
+from .cost.serving_model import ServedModel
+from .memory_optimizer import transformer_config
 from .serving import ServingChoice, plan_serving
-from .sizing.memory_optimizer import transformer_config
 
 Answer = Literal["native", "emulated", "refused"]
-CHIPS = ("v5e", "v6e", "7x")
+CHIPS = chips_considered_for("published_checkpoints")
 CAPTION = (
     "native: the matrix unit multiplies the stored values and the activations they were made for. "
     "emulated: they are\nwidened to bfloat16, in the kernel where they are held narrow, else when "
@@ -35,14 +37,14 @@ CAPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChipVerdict:
-    """What one generation makes of the checkpoint.
+    """How one generation runs the checkpoint.
 
     Attributes:
-        on: The generation, or the slice asked for.
-        held: The weight format in which this package keeps it without loss; bf16 otherwise.
+        on: The generation or slice.
+        held: The weight format in which tpukit stores it without loss; otherwise bf16.
         serving: The smallest slice for it in that format.
-        way_out: What to do instead, where that is better; empty where nothing is.
-        better: The smallest slice for the format that the way out names.
+        way_out: A better alternative; empty if there is none.
+        better: The smallest slice for the format of the alternative.
     """
 
     on: str
@@ -54,7 +56,7 @@ class ChipVerdict:
     better: ServingChoice | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the verdict as plain data."""
         return {
             "on": self.on,
             "answer": self.answer,
@@ -68,11 +70,11 @@ class ChipVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationVerdict(Shown):
-    """What each chip makes of a published checkpoint.
+    """How each chip runs a published checkpoint.
 
     Attributes:
-        stored: Bytes of all weights as published: of the files (measured) or, from a config.json
-            alone, by the format's definition (model).
+        stored: Bytes of all weights as published, measured from the files, or modelled from
+            config.json alone.
     """
 
     model: str
@@ -83,7 +85,7 @@ class QuantizationVerdict(Shown):
     chips: tuple[ChipVerdict, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the verdicts as plain data."""
         return {
             "model": self.model,
             "scheme": vars(self.scheme),
@@ -120,18 +122,18 @@ def quantization_verdict(
     *,
     on: Sequence[str] = CHIPS,
     batch: int = 1,
-    context: int = 8192,
+    context: int = SERVING_CONTEXT,
 ) -> QuantizationVerdict:
-    """What each chip makes of a quantized checkpoint: native, emulated or refused, and the way out.
+    """Return for each chip whether a quantized checkpoint runs natively, emulated or not at all.
 
     Args:
         source: A folder with config.json, with or without weights, or a config.json.
         on: Generations, or slices such as "v6e-8".
-        batch: Sequences served at once.
-        context: Tokens each of them may hold; at most what the model takes.
+        batch: Concurrent sequences.
+        context: Tokens per sequence, at most the model's maximum.
 
     Raises:
-        TPUModelError: It is not quantized, or in a way that is not read here.
+        TPUModelError: It is not quantized, or in an unsupported format.
     """
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
@@ -195,7 +197,7 @@ def _why(chip: Chip, scheme: Scheme, native: bool, obstacle: str) -> str:
 
 
 def _better(chip: Chip, scheme: Scheme, held: str) -> str | None:
-    """A narrower format, or a native one, to make of it anew; None where there is none."""
+    """Return a narrower or native format to convert it to; None if there is none."""
     if held != "bf16":
         return None
     if scheme.bits <= 4:

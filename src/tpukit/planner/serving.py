@@ -1,32 +1,36 @@
-"""How small a slice can serve a model: weights and cache in HBM, speed by the roofs."""
+"""`plan_serving`: the smallest slices that can serve a model, and their speed."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, TPUValidationError, did_you_mean
+from ..errors import ConfigError, TPUError, TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
-from ..hardware.cache_formats import parse_cache_format
 from ..hardware.formats import spelled_as
-from ..hardware.stored_formats import WEIGHT_FORMATS
+from ..hardware.stored_formats import CACHE_FORMATS, WEIGHT_FORMATS, parse_cache_format
+from ..models.defaults import SERVING_CONTEXT
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import COUNT, Range
-from .answer.serving_answer import ServingChoice, ServingPlan
+from .answer.serving_answer import CompiledServing, ServingChoice, ServingPlan
+from .cost.candidates import named_slice, refuse_too_many_chips, refuse_unknown_rates, unknown_rate
 from .cost.money import Market
-from .cost.served_model import ServedModel
-from .cost.serving_model import ServedFormats, Server, ServingTraffic, room_bytes, servers_on
-from .search.candidates import (
-    named_slice,
-    refuse_too_many_chips,
-    refuse_unknown_rates,
-    unknown_rate,
+from .cost.serving_model import (
+    ServedFormats,
+    ServedModel,
+    Server,
+    ServingTraffic,
+    room_bytes,
+    servers_on,
 )
-from .serving_verification import verify_servers
-from .sizing.memory_optimizer import transformer_config
+from .memory_optimizer import transformer_config
+
+if TYPE_CHECKING:
+    from ..models.transformer.config import TransformerConfig
+
 
 USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
-USUAL_CONTEXT = 8192
 ACTIVATION_FORMATS = ("bf16", "int8", "fp8")
 MOST_SEQUENCES = 2**20
 
@@ -51,33 +55,33 @@ def plan_serving(
     verify_seconds: float = 300.0,
     progress: Progress = silent,
 ) -> ServingPlan:
-    """The smallest slice of each generation that holds the weights and the cache.
+    """Return the smallest slice of each generation that has memory for weights and cache.
 
     Args:
-        model: A preset's name, a config.json, a `TransformerConfig`, or a `Workload` of one.
-        batch: Requests served at once.
-        context: Tokens each of them ends with, 8192 where no other length is given.
-        prompt_tokens: Tokens each comes with; the context less the new ones by default.
-        new_tokens: Tokens each is answered with; half of the context by default.
-        formats: Of the weights: bf16, int8, fp8, int4, vq.
-        cache: Format of keys, values and latents: bf16, fp8, int8, int4, pq4, pq2, as
-            `Generator(kv=…)` keeps them. Linear states stay as they are.
-        activations: What products round to: bf16, or int8 or fp8, which is faster where weights
-            have that format and the chip multiplies it.
-        generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
-            and rates by default.
-        max_chips: Larger slices are left out.
-        spot: Prices of spot capacity, whose preemptions are not counted; the same as `tier="spot"`.
+        model: A preset, a config.json, a `TransformerConfig`, or a `Workload` of one.
+        batch: Concurrent requests.
+        context: Tokens per sequence at its end; 8192 if no other length is given.
+        prompt_tokens: Prompt tokens per request; by default the context without the new tokens.
+        new_tokens: New tokens per request; by default half of the context.
+        formats: Weight formats: bf16, int8, fp8, int4, vq.
+        cache: Cache format: bf16, fp8, int8, int4, pq4, pq2, as in `Generator(kv=…)`. States of
+            linear attention keep their format.
+        activations: Format that matmuls round activations to: bf16, int8 or fp8; the narrow ones
+            are faster if weights have the same format and the chip multiplies it.
+        generations: Chips, or slices such as "v6e-8"; by default all chips with public slices and
+            rates.
+        max_chips: Most chips of a slice.
+        spot: Whether to use spot prices, without preemptions; the same as `tier="spot"`.
         tier: "on_demand", "spot", or a tier of your own `rates`, such as "reserved-1y".
-        regions: Where it may run; anywhere when left out.
-        rates: Prices of your own over the public ones; see `PriceBook.with_rates`.
-        verify: So many of the smallest slices are compiled: prefill and decode of `generate`, with
-            weights and cache as they are asked for, but for those in codes.
-        verify_seconds: No compile starts after so long.
+        regions: Allowed regions; any by default.
+        rates: Your own prices, which override public ones; see `PriceBook.with_rates`.
+        verify: How many of the smallest slices to compile: prefill and decode of `generate` in
+            these formats, except formats with codebooks.
+        verify_seconds: No compile starts after this time.
         progress: Called with each stage of a compile.
 
     Raises:
-        TPUValidationError: A format or a size is wrong.
+        TPUValidationError: A format or a size is not valid.
     """
     kept = parse_cache_format(cache).name
     served = [
@@ -124,7 +128,7 @@ def _format(name: str, known: Collection[str], of: str) -> str:
 def _traffic(
     model: ServedModel, batch: int, context: int | None, prompt: int | None, new: int | None
 ) -> ServingTraffic:
-    """The lengths asked for; those left out follow from the others."""
+    """Return the traffic; lengths that were not given follow from the others."""
     whole = Range(2, model.max_seq_len)
     unit = f"tokens of {model.name}"
     given = {"context": context, "prompt_tokens": prompt, "new_tokens": new}
@@ -135,7 +139,7 @@ def _traffic(
     if prompt is not None and new is not None:
         context = prompt + new if context is None else context
     elif context is None:
-        context = min(USUAL_CONTEXT, model.max_seq_len)
+        context = min(SERVING_CONTEXT, model.max_seq_len)
     if new is None:
         new = context // 2 if prompt is None else context - prompt
     prompt = context - new if prompt is None else prompt
@@ -150,7 +154,7 @@ def _traffic(
 
 @dataclass(frozen=True)
 class _Offered:
-    """Slices of one generation, the smallest first, or the one that was named."""
+    """Slices of one generation, the smallest first, or one named slice."""
 
     name: str
     slices: Sequence[Slice]
@@ -220,4 +224,99 @@ def _choose(
         slice=None,
         chips=None,
         reason=f"needs {(held + cached) / 2**30:,.0f} GiB, {room}",
+    )
+
+
+NO_BOOKS = "there are no codebooks to compile {} in codes with; this is by arithmetic alone"
+NOT_MULTIPLIED = (
+    "generation multiplies weights in {0.weights} with bf16, not with {0.activations}; this is by "
+    "arithmetic alone"
+)
+
+
+def verify_servers(
+    config: "TransformerConfig",
+    traffic: ServingTraffic,
+    choices: Sequence[ServingChoice],
+    *,
+    most: int,
+    seconds: float,
+    progress: Progress = silent,
+) -> tuple[ServingChoice, ...]:
+    """Return the choices after compiling the smallest `most` of them.
+
+    No compile starts after `seconds`. Choices that were not compiled have the reason.
+    """
+    began = monotonic()
+    order = sorted(
+        (n for n, one in enumerate(choices) if one.chips is not None),
+        key=lambda n: choices[n].chips or 0,
+    )
+    found, compiled = list(choices), 0
+    for number in order:
+        one = choices[number]
+        why = _not_compiled(one.formats, one.multiplied)
+        if why:
+            said = CompiledServing(reason=why)
+        elif compiled >= most:
+            said = CompiledServing(reason=f"only {most} were to be compiled")
+        elif monotonic() - began > seconds:
+            said = CompiledServing(reason=f"{seconds:g} s were up")
+        else:
+            compiled += 1
+            said = compile_server(config, traffic, one, progress=progress)
+        found[number] = replace(one, compiled=said)
+    return tuple(found)
+
+
+def _not_compiled(formats: ServedFormats, multiplied: str | None) -> str:
+    """Return why generation has no program for these formats; "" if it has."""
+    if WEIGHT_FORMATS[formats.weights].entries:
+        return NO_BOOKS.format("weights")
+    if CACHE_FORMATS[formats.cache].entries:
+        return NO_BOOKS.format("a cache")
+    if multiplied not in (None, "bf16", "fp8"):
+        return NOT_MULTIPLIED.format(formats)
+    return ""
+
+
+def compile_server(
+    config: "TransformerConfig",
+    traffic: ServingTraffic,
+    choice: ServingChoice,
+    *,
+    progress: Progress = silent,
+) -> CompiledServing:
+    """Compile prefill and decode of generation for the slice and split of a choice."""
+    from ..checker.decoding import check_decoding
+
+    assert choice.slice is not None
+    assert choice.replicas is not None
+    assert choice.tensor is not None
+    try:
+        found = check_decoding(
+            config,
+            on=choice.slice,
+            mesh={"data": choice.replicas, "tensor": choice.tensor},
+            batch_size=traffic.batch,
+            context=traffic.context,
+            prompt=traffic.prompt,
+            prefill_rows=choice.replicas,
+            weights=choice.formats.weights,
+            activations=choice.multiplied or "bf16",
+            kv=choice.formats.cache,
+            progress=progress,
+        )
+    except TPUError as error:
+        return CompiledServing(reason=str(error))
+    unknown = found.decode.no_prediction or found.prefill.no_prediction
+    reason = unknown if found.fits else "the compiler says that it does not fit"
+    return CompiledServing(
+        fits=found.fits,
+        decode_s=found.token_s,
+        prefill_s=found.prefill_s,
+        device_bytes=found.decode.memory.total_bytes,
+        prompt=found.prompt,
+        context=found.context,
+        reason=reason,
     )

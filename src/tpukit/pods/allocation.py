@@ -1,4 +1,4 @@
-"""Getting one pod: want it, reconcile until it is ready, and leave nothing where it fails."""
+"""Allocate one pod: record the request, reconcile until it is ready, and clean up on failure."""
 
 import contextlib
 import math
@@ -13,26 +13,25 @@ from ..runtime.interruption import undone_if_interrupted
 from ..runtime.progress import Progress
 from .causes import Cause
 from .config import PodConfig
+from .cost import catalogue_age, price_of, zones_within_cap
 from .limits import Hold, zones_within_limits
 from .pod import Pod
-from .prices import catalogue_age, price_of, zones_within_cap
-from .providers.protocol import Provider
-from .providers.terms import check_terms
+from .providers.protocol import Provider, check_terms
 from .reconciler import Reconciler
 from .store import ProviderRecord
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 PATIENCE = 20
-"""Failures in a row that are borne while a pod is in a queue, where nothing is lost by waiting."""
+"""Consecutive failures to tolerate while a pod is queued, because waiting loses nothing there."""
 SHORT_PATIENCE = 2
-"""The same while nothing was seen of it yet."""
+"""Consecutive failures to tolerate before the provider has shown the pod."""
 _UNDO_S = 1.0
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One pod on its way."""
+    """The request for one pod until it is ready."""
 
     reconciler: Reconciler
     provider: Provider
@@ -41,14 +40,14 @@ class Allocation:
     config: PodConfig
 
     def run(self, *, wait_s: float | None, progress: Progress) -> Pod:
-        """Return the pod when it is ready.
+        """Wait until the pod is ready, and return it.
 
         Raises:
-            PodUnavailable: Every zone refused, and `wait_s` is over.
-            ProviderError: The provider cannot be reached, or refuses who asks.
+            PodUnavailable: Every zone refused the request, and `wait_s` is over.
+            ProviderError: The provider cannot be reached, or rejects the credentials.
         """
         wanted = self.reconciler.store.wanted
-        # Who waits may get what others hold now.
+        # Capacity that is in use now may become free while the caller waits.
         held = wanted.holds(self.record, besides=self.name) if wait_s is None else []
         prices = self.reconciler.prices
         check_request(self.config, self.provider, prices, held=held, progress=progress)
@@ -56,7 +55,7 @@ class Allocation:
         try:
             with undone_if_interrupted(lambda: wanted.release(self.name)):
                 return self._wait(wait_s, progress)
-        except BaseException:  # also Ctrl-C: nobody would know of the pod
+        except BaseException:  # also on Ctrl-C: otherwise the pod would be left behind
             self._give_up()
             raise
 
@@ -64,26 +63,28 @@ class Allocation:
         wanted = self.reconciler.store.wanted
         row = wanted.find(self.name)
         if row is not None and row.zone is None:
-            wanted.forget(self.name)  # nothing can be there: it is asked for nowhere
+            wanted.forget(self.name)  # no zone was asked, so no pod can exist
             return
         wanted.release(self.name)
-        with contextlib.suppress(TPUError):  # the next pass of anybody deletes it
+        with contextlib.suppress(TPUError):  # the next reconciler pass deletes it
             wait_until_gone(self.reconciler, self.name, _UNDO_S)
 
     def _wait(self, wait_s: float | None, progress: Progress) -> Pod:
         store = self.reconciler.store
         started = time.monotonic()
-        told = len(store.events(self.name))
+        shown = len(store.events(self.name))
         failures = 0
         pause_s = FIRST_PAUSE_S
         while True:
             report = self.reconciler.run_pass(only=self.record.id)
-            for event in store.events(self.name, after=told):
+            for event in store.events(self.name, after=shown):
                 progress(f"{self.name}: {event.kind}, {event.text}")
-                told += 1
+                shown += 1
             row = store.wanted.find(self.name)
             if row is None or row.is_released:
-                raise PodUnavailable(f"{self.name} was given back while it was waited for.")
+                raise PodUnavailable(
+                    f"{self.name} was released by another process before it was ready."
+                )
             if row.pod is not None and row.pod.is_ready:
                 return row.pod
             error = report.errors.get(self.name)
@@ -93,7 +94,7 @@ class Allocation:
                 if hopeless or wait_s is None or time.monotonic() - started > wait_s:
                     raise error
             elif isinstance(error, ProviderError):
-                # One lost reply is asked for again; who never answered at all is not there.
+                # A single lost reply is retried. A provider that never answered is unreachable.
                 patience = PATIENCE if row.pod is not None else SHORT_PATIENCE
                 never_answered = self.record.id in report.errors and row.zone is None
                 if never_answered or failures > patience:
@@ -112,18 +113,18 @@ def check_request(
     held: Sequence[Hold],
     progress: Progress,
 ) -> None:
-    """Refuse what is not offered, not within limits or above the price cap, and say the price.
+    """Refuse a request that the provider, the limits or the price cap rule out; report the price.
 
     Args:
-        config: What would be asked for.
-        provider: Whom.
-        prices: To hold the cap against.
-        held: What counts against `launch.limits` already.
-        progress: Told of zones that are passed over, and of the price.
+        config: The request.
+        provider: The provider that would be asked.
+        prices: Prices to compare the price cap with.
+        held: Chips that already count against `launch.limits`.
+        progress: Called with each zone that is skipped, and with the price.
 
     Raises:
-        ConfigError: The provider has no such terms.
-        PodUnavailable: It has no such chips, or none within the limits and the price cap.
+        ConfigError: The provider does not offer the requested terms.
+        PodUnavailable: The provider has no such chips, or none within the limits and the price cap.
     """
     offered, where = provider.capabilities, config.slice
     check_terms(provider.name, offered, config)
@@ -131,7 +132,7 @@ def check_request(
         why = offered.refused.get(where.chip.name)
         raise PodUnavailable(
             f"'{provider.name}' has no {where.chip.name}{f' ({why})' if why else ''}; it has "
-            f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
+            f"{', '.join(offered.generations)}. Try another provider, for example --provider gke.",
             cause=Cause.UNPLACEABLE.value,
         )
     zones = zones_within_limits(
@@ -141,7 +142,7 @@ def check_request(
         price = price_of(config, zone=zone, provider=provider.name, book=prices)
         if price.value is not None:
             progress(
-                f"{where} {config.tier} in {zone} is ${price.value:.2f} an hour "
+                f"{where} {config.tier} in {zone} is ${price.value:.2f} per hour "
                 f"({catalogue_age(price)})"
             )
 
@@ -149,16 +150,16 @@ def check_request(
 def wait_until_gone(
     reconciler: Reconciler, name: str, wait_s: float, *, patience: float = math.inf
 ) -> None:
-    """Reconcile until a released pod is forgotten, or time is up: its deletion is under way then.
+    """Reconcile until a released pod is gone; after `wait_s`, leave its deletion to later passes.
 
     Args:
-        reconciler: Who deletes it.
-        name: Of the run.
-        wait_s: How long to look.
-        patience: Failures in a row after which the provider counts as gone.
+        reconciler: The reconciler that deletes it.
+        name: Name of the run.
+        wait_s: How long to wait.
+        patience: Consecutive failures after which the provider counts as unreachable.
 
     Raises:
-        TPUError: The provider could not be opened or reached in that time, or so often.
+        TPUError: The provider could not be opened or reached within these limits.
     """
     deadline = time.monotonic() + wait_s
     pause_s, failures = FIRST_PAUSE_S, 0

@@ -1,8 +1,8 @@
-"""Why an attempt at a job ended, and what follows: one vocabulary for every provider.
+"""Causes for which an attempt at a job ends, the same for every provider.
 
-A preemption is not a failure: it is nobody's fault, costs no restart of the budget, and the same
-pod is not asked again. What a provider knows (API states, conditions of Kubernetes) says more than
-an exit code, so conditions are tested before codes.
+A preemption is not a failure: it does not count against the restart budget, and the lost pod is not
+used again. A provider's own states and conditions are more precise than exit codes, so they are
+examined first.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,14 +13,15 @@ from ..shown import Shown
 
 
 class Kind(StrEnum):
-    """What to do after an ending.
+    """How a supervisor reacts to an ending.
 
     Attributes:
-        DONE: Nothing.
-        EVICTION: Start again, elsewhere if the pod is gone; the budget of restarts is not touched.
-        INFRASTRUCTURE: Start again; a host that is to blame again and again is left out.
-        CAPACITY: Ask elsewhere, or later.
-        APPLICATION: The same would happen again; stop and show the error.
+        DONE: Do nothing.
+        EVICTION: Start again, on another pod if this one is gone. The restart budget is not
+            charged.
+        INFRASTRUCTURE: Start again. A host that fails repeatedly is excluded.
+        CAPACITY: Ask in another zone, or later.
+        APPLICATION: Stop and show the error, because it would happen again.
     """
 
     DONE = "done"
@@ -31,13 +32,13 @@ class Kind(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended, or a pod was not to be had."""
+    """Why an attempt ended or a pod could not be allocated."""
 
     kind: Kind
     meaning: str
 
     def __new__(cls, value: str, kind: Kind, meaning: str) -> "Cause":
-        """Make a member whose value is the word, with its kind and a sentence beside it."""
+        """Make a member with a value, its kind and a sentence that explains it."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.kind, member.meaning = kind, meaning
@@ -55,31 +56,31 @@ class Cause(StrEnum):
     PRESSURE = ("pressure", Kind.EVICTION, "the node ran short of memory, disk or processes")
     NODE_GONE = ("node_gone", Kind.EVICTION, "the node disappeared")
 
-    KILLED = ("killed", Kind.INFRASTRUCTURE, "a process was killed by something unknown")
+    KILLED = ("killed", Kind.INFRASTRUCTURE, "a process was killed for an unknown reason")
     PEER_LOST = ("peer_lost", Kind.INFRASTRUCTURE, "a process lost another one")
     ABORTED = ("aborted", Kind.INFRASTRUCTURE, "jax's coordination service ended the process")
     HUNG = ("hung", Kind.INFRASTRUCTURE, "no step was completed in time")
     STORAGE = ("storage", Kind.INFRASTRUCTURE, "checkpoints could not be written or read")
     UNREACHABLE = ("unreachable", Kind.INFRASTRUCTURE, "a host could not be reached")
-    DIRTY_HOST = ("dirty_host", Kind.INFRASTRUCTURE, "a host's TPU is held by an earlier process")
-    SUPERVISOR_LOST = ("supervisor_lost", Kind.INFRASTRUCTURE, "the supervisor itself ended")
+    DIRTY_HOST = ("dirty_host", Kind.INFRASTRUCTURE, "an earlier process still uses a host's TPU")
+    SUPERVISOR_LOST = ("supervisor_lost", Kind.INFRASTRUCTURE, "the supervisor ended")
 
-    STOCKOUT = ("stockout", Kind.CAPACITY, "the zone has no such capacity now")
+    STOCKOUT = ("stockout", Kind.CAPACITY, "the zone has no capacity now")
     QUOTA = ("quota", Kind.CAPACITY, "the project's quota is used up")
-    UNPLACEABLE = ("unplaceable", Kind.CAPACITY, "no node can ever take it")
-    WAITED_TOO_LONG = ("waited_too_long", Kind.CAPACITY, "it was not granted in time")
+    UNPLACEABLE = ("unplaceable", Kind.CAPACITY, "no node fits the pod")
+    WAITED_TOO_LONG = ("waited_too_long", Kind.CAPACITY, "the request was not granted in time")
 
-    OUT_OF_MEMORY = ("out_of_memory", Kind.APPLICATION, "a process used more memory than there is")
+    OUT_OF_MEMORY = ("out_of_memory", Kind.APPLICATION, "a process ran out of memory")
     BAD_INPUT = ("bad_input", Kind.APPLICATION, "the job or its data were refused")
     DIVERGED = ("diverged", Kind.APPLICATION, "the loss went bad")
     IMAGE = ("image", Kind.APPLICATION, "the container image cannot be pulled")
     CONFIGURATION = ("configuration", Kind.APPLICATION, "the container cannot be started")
-    DEADLINE = ("deadline", Kind.APPLICATION, "the time limit that was set is over")
+    DEADLINE = ("deadline", Kind.APPLICATION, "the time limit has passed")
     FAILED = ("failed", Kind.APPLICATION, "the program ended with an error")
 
     @property
     def is_worth_restarting(self) -> bool:
-        """Whether starting again can help."""
+        """Whether starting the job again can help."""
         return self.kind in (Kind.EVICTION, Kind.INFRASTRUCTURE, Kind.CAPACITY)
 
 
@@ -88,8 +89,8 @@ class Ending(Shown):
     """How an attempt ended.
 
     Attributes:
-        host: The host to blame, or "" where none is.
-        evidence: What was seen, in the words of whoever said it: an exit status, a condition.
+        host: The host that failed, or "" where no single host did.
+        evidence: What was observed, for example an exit code or a Kubernetes condition.
     """
 
     cause: Cause
@@ -97,7 +98,7 @@ class Ending(Shown):
     evidence: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {**asdict(self), "cause": self.cause.value, "kind": self.cause.kind.value}
 
     def __str__(self) -> str:

@@ -1,23 +1,36 @@
-"""`PodConfig`: which slice to ask for, where, and on which terms."""
+"""`PodConfig`: the requested slice, its zones and its terms."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from ..errors import ConfigError
 from ..hardware import Slice
+from ..job.config import TPUConfig
 from ..job.sections import LaunchSettings
+from ..runtime.calls import either_way
 from ..runtime.ranges import COUNT, PRICE, SECONDS
 from ..shown import Shown
 from .pod import Tier
-from .tpu_config import TpuConfig as TpuConfig
+
+
+class TpuConfig(TPUConfig):
+    """The same settings as `TPUConfig`; reading the file can be awaited."""
+
+    @classmethod
+    @either_way
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a YAML file with a job or with flat settings."""
+        return super().from_file(path)
+
 
 LONGEST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodConfig(Shown):
-    """What is asked for, in keywords or step by step.
+    """A request for a pod, written with keyword arguments or step by step.
 
     ```python
     PodConfig(tpu_type="v6e-16", zones=("us-east5-b",), tier=Tier.SPOT)
@@ -25,13 +38,14 @@ class PodConfig(Shown):
     ```
 
     Attributes:
-        tpu_type: Any name of a slice; "2xv6e-256" asks for two of them.
-        cores: TensorCores, to be sure of what a name means: it must agree with `tpu_type`.
-        zones: Tried in order; empty: the provider's own.
-        queue_timeout_s: How long one zone may keep it waiting before the next is asked.
-        max_price_per_hour: Most USD an hour for the whole pod, by the price catalogue.
-        priority: A pod of higher priority goes first, where there is a queue.
-        avoid: Names of hosts that gave trouble; left out where the provider can choose hosts.
+        tpu_type: Any slice name; "2xv6e-256" requests two slices.
+        cores: Expected number of TensorCores. A number that contradicts `tpu_type` is refused.
+        zones: Zones to try, in order; empty uses the provider's own.
+        queue_timeout_s: How long to wait in one zone's queue before the next zone is asked.
+        max_price_per_hour: Price cap in USD per hour for the whole pod, checked against the price
+            catalog.
+        priority: Pods of higher priority go first in a queue.
+        avoid: Names of hosts that failed before; excluded where the provider lets us choose hosts.
     """
 
     tpu_type: str | None = None
@@ -58,47 +72,46 @@ class PodConfig(Shown):
             self._refuse_other_cores(self.slice)
 
     def with_tpu_type(self, tpu_type: str) -> Self:
-        """Ask for this slice; cores that were stated for another slice no longer count."""
+        """Request this slice, and drop a number of cores that was given for another slice."""
         return replace(self, tpu_type=tpu_type, cores=None if self.tpu_type else self.cores)
 
     def with_cores(self, cores: int) -> Self:
-        """State how many TensorCores that is."""
+        """Set the expected number of TensorCores."""
         return replace(self, cores=cores)
 
     def in_zone(self, *zones: str) -> Self:
-        """Ask in these zones, in this order."""
+        """Set the zones to ask, in order."""
         return replace(self, zones=zones)
 
     def with_preemptible(self, preemptible: bool = True) -> Self:
-        """Take capacity that may be taken away again, for less."""
+        """Request cheaper capacity that may be preempted."""
         return replace(self, tier=Tier.SPOT if preemptible else Tier.ON_DEMAND)
 
     def with_labels(self, **labels: str) -> Self:
-        """Add labels that the pod carries."""
+        """Add labels to the pod."""
         return replace(self, labels={**self.labels, **labels})
 
     def build(self) -> Self:
-        """Return it; everything but a missing slice was refused when it was given.
+        """Check that a slice is set, and return the request; other values were checked when set.
 
         Raises:
-            ConfigError: The slice is not stated.
+            ConfigError: No slice is set.
         """
-        _ = self.slice  # the rest was checked when it was given
+        _ = self.slice  # all other values were checked when they were set
         return self
 
     def _refuse_other_cores(self, where: Slice) -> None:
         if self.cores is not None and self.cores != where.chips * where.chip.cores_per_chip:
             raise ConfigError(
-                f"{where} has {where.chips * where.chip.cores_per_chip} cores "
-                f"({where.chips} chips), not {self.cores}; leave with_cores out, or name the "
-                "slice that is meant."
+                f"{where} has {where.chips * where.chip.cores_per_chip} cores ({where.chips} "
+                f"chips), not {self.cores}; remove with_cores, or name the intended slice."
             )
 
     @classmethod
     def of(cls, launch: LaunchSettings, on: str) -> "PodConfig":
-        """Return what a job's `launch:` section asks for."""
+        """Return the request of a job's `launch:` section."""
         if launch.spot and (launch.reserved or launch.reservation):
-            raise ConfigError("launch: says spot and reserved; a pod is one or the other.")
+            raise ConfigError("launch: sets both spot and reserved; set only one of them.")
         held = launch.reserved or launch.reservation is not None
         first = () if launch.zone is None else (launch.zone,)
         return cls(
@@ -116,23 +129,23 @@ class PodConfig(Shown):
 
     @property
     def preemptible(self) -> bool:
-        """Whether the pod may be preempted, for less money: its tier is spot."""
+        """Whether the pod may be preempted, that is, its tier is spot."""
         return self.tier is Tier.SPOT
 
     @property
     def zone(self) -> str | None:
-        """The zone that is tried first; None leaves the choice to the provider."""
+        """The zone to try first; None leaves the choice to the provider."""
         return self.zones[0] if self.zones else None
 
     @property
     def slice(self) -> Slice:
-        """The slice that is asked for."""
+        """The requested slice."""
         if self.tpu_type is None:
             raise ConfigError("A pod needs a slice, for example with_tpu_type('v6e-8').")
         return Slice.parse(self.tpu_type)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `from_dict` reads it."""
+        """Return plain data that `from_dict` reads."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return plain | {
             "zones": list(self.zones),

@@ -1,6 +1,6 @@
-"""Emulated clouds by name, to rehearse a launch on: served until Ctrl-C.
+"""Emulated clouds by name, to rehearse a launch on. Each is served until Ctrl-C.
 
-A new one is a line here and a class that `Rehearsal` describes.
+To add one, add a line here and a class that implements `Rehearsal`.
 """
 
 import threading
@@ -18,30 +18,30 @@ from ..runtime.progress import Progress
 
 
 class Rehearsal(Protocol):
-    """An emulated cloud that runs."""
+    """A running emulated cloud."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What a job's `launch:` section says to launch here."""
+        """Values for a job's `launch:` section."""
         ...
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that clients need to trust it."""
+        """Environment variables that clients need."""
         ...
 
     def close(self) -> None:
-        """End it, with all that runs on it."""
+        """Stop the cloud and everything that runs on it."""
         ...
 
 
 @dataclass(frozen=True)
 class Emulator:
-    """One kind of emulated cloud.
+    """A kind of emulated cloud.
 
     Attributes:
-        module: Where it is, in a distribution of its own: clients do without it.
-        kind: The class, which takes a folder.
+        module: Module of the emulator, in the separate distribution `tpukit_emulators`.
+        kind: Name of its class, which takes a folder.
     """
 
     module: str
@@ -72,17 +72,17 @@ def open_emulator(name: str, folder: Path) -> Rehearsal:
     """Start an emulated cloud.
 
     Raises:
-        ConfigError: There is none of that name.
-        MissingExtraError: What it is made of is not installed.
+        ConfigError: No emulator has that name.
+        MissingExtraError: The emulators are not installed.
     """
     if name not in EMULATORS:
         raise ConfigError(
             f"There is no emulator of {name!r}; known are {', '.join(EMULATORS)}."
             + did_you_mean(name, EMULATORS)
         )
-    one = EMULATORS[name]
+    emulator = EMULATORS[name]
     try:
-        kind: Any = getattr(import_module(one.module), one.kind)
+        kind: Any = getattr(import_module(emulator.module), emulator.kind)
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("tpukit.", "tpukit_emulators.")):
             raise
@@ -99,13 +99,13 @@ def serve(
     *,
     until: threading.Event | None = None,
 ) -> None:
-    """Serve an emulated cloud until Ctrl-C, and say how to launch on it.
+    """Serve an emulated cloud until Ctrl-C, and print how to launch on it.
 
     Args:
-        name: Which.
-        folder: Where keys and machines are kept; by default one that goes with the process.
-        progress: Told the lines that a person needs.
-        until: Set to end it.
+        name: Name of the emulator.
+        folder: Folder for keys and machines; by default a temporary one.
+        progress: Called with each line to print.
+        until: Event that ends it.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

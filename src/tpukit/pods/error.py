@@ -1,4 +1,4 @@
-"""What can go wrong with a pod, where document 004 imports it from; `tpukit.errors` is its home."""
+"""Errors of pods under document 004's module name; they are defined in `tpukit.errors`."""
 
 from ..errors import CommunicationTimeout as CommunicationTimeout
 from ..errors import OutOfMemory as OutOfMemory

@@ -1,4 +1,4 @@
-"""What a step on a pod fails with, as the errors that say what to do next."""
+"""Errors of a step on a pod, translated so that each states what to do next."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -17,13 +17,13 @@ _PEER_GONE = ("Gloo", "Connection closed by peer", "Connection reset by peer")
 
 @contextmanager
 def pod_errors(what: str) -> Generator[None]:
-    """Turn jax's errors inside the block into those of pods.
+    """Translate jax's errors inside the block to pod errors.
 
     Raises:
         PodUnavailable: Another process of the pod is gone, or its runtime cannot be reached.
         CommunicationTimeout: A collective was not completed in time.
-        TPUOutOfMemoryError: The devices have not enough memory.
-        XLARuntimeError: The program failed in another way.
+        TPUOutOfMemoryError: The devices do not have enough memory.
+        XLARuntimeError: The program failed for another reason.
     """
     try:
         with explained(what):
@@ -39,7 +39,7 @@ def pod_errors(what: str) -> Generator[None]:
         if "UNAVAILABLE" in text:
             raise PodUnavailable(text, cause=Cause.UNREACHABLE.value) from error
         raise
-    except ValueError as error:  # jax's CPU backend raises some of gloo's errors as such
+    except ValueError as error:  # jax's CPU backend raises some Gloo errors as ValueError
         if not any(sign in str(error) for sign in _PEER_GONE):
             raise
         first = str(error).strip().splitlines()[0]
@@ -49,13 +49,13 @@ def pod_errors(what: str) -> Generator[None]:
 
 
 def within(call: Callable[[], T], seconds: float | timedelta | None, *, what: str) -> T:
-    """Run a call that may never return, and give up on it after some time.
+    """Run a call with a time limit, even if the call never returns.
 
-    A collective that waits for a lost peer cannot be interrupted: its thread is left behind, and
-    the process should end soon after.
+    A collective that waits for a lost peer cannot be interrupted. Its thread is abandoned, so the
+    process should end soon.
 
     Raises:
-        CommunicationTimeout: The time was up.
+        CommunicationTimeout: The call did not return in time.
     """
     if seconds is None:
         return call()
@@ -75,8 +75,8 @@ def within(call: Callable[[], T], seconds: float | timedelta | None, *, what: st
     threading.Thread(target=run, daemon=True, name=what).start()
     if not done.wait(limit):
         raise CommunicationTimeout(
-            f"{what} was not completed within {limit:g} s: a pod is slow, stuck or gone. Ask for "
-            "its health, allow more time, or make the step smaller (reduce_batch_size())."
+            f"{what} was not completed within {limit:g} s: a pod is slow, hung or lost. Check its "
+            "health, allow more time, or make the step smaller (reduce_batch_size())."
         )
     if "error" in outcome:
         raise outcome["error"]

@@ -1,9 +1,9 @@
-"""Limits on chips that a project was granted, kept before anybody is asked.
+"""Limits on the chips that a project was granted, enforced before a provider is asked.
 
-No public API shows what a project of TPU Research Cloud was granted, and what was not granted is
-billed. So a job says it (`launch.limits`): a zone in which a pod would be above a limit is passed
-over, and one that no row names has none to give. Whatever a provider still shows holds its chips,
-also what is lost or being deleted: that is how quota counts.
+No public API reports a TPU Research Cloud grant, and chips beyond the grant are billed. So a job
+states the grant in `launch.limits`. A zone in which a pod would exceed its limit is skipped, and so
+is a zone without a row. As for quota, every pod that the provider still lists counts, including
+lost pods and pods that are being deleted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +19,15 @@ from .config import PodConfig
 from .pod import Pod, Tier
 
 WAY_OUT = (
-    "Give some back (tpukit pods ls), add zones, take a smaller slice, or correct launch.limits "
-    "where you were granted more."
+    "Release pods (tpukit pods ls), add zones, use a smaller slice, or correct launch.limits if "
+    "you were granted more."
 )
-_NAMED = 3  # pods that a message names
+_NAMED = 3  # number of pods that a message names
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Chips that a pod holds, or was just asked for with."""
+    """Chips in use by a pod, or just requested for it."""
 
     pod: str
     zone: str
@@ -36,16 +36,16 @@ class Hold:
 
     @classmethod
     def of(cls, pod: Pod) -> "Hold":
-        """Return what a pod holds."""
+        """Return the chips in use by a pod."""
         return cls(pod.name, pod.zone, pod.slice, pod.tier)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a limit does not allow a pod in a zone.
+    """Why a limit rules out a pod in a zone.
 
     Attributes:
-        is_final: Whether it would not be allowed if nothing else were held either.
+        is_final: Whether the limit would rule it out even if no other chips were in use.
     """
 
     zone: str
@@ -56,33 +56,35 @@ class Refusal:
 def find_refusal(
     config: PodConfig, zone: str, limits: Sequence[ChipLimit], held: Iterable[Hold]
 ) -> Refusal | None:
-    """Return why a pod is not allowed in a zone, or None.
+    """Return why limits rule out a pod in a zone, or None.
 
     Args:
-        config: What would be asked for.
-        zone: Where.
-        limits: The table; an empty one allows everything.
-        held: What is held already, by anybody and anywhere; each pod once or more.
+        config: The request.
+        zone: The zone.
+        limits: Rows of `launch.limits`; without rows everything is allowed.
+        held: Chips in use by any pod, in any zone; a pod may be listed several times.
     """
     if not limits:
         return None
-    asked = config.slice
-    what = f"{asked.chip.name} chips ({_listed(config.tier)})"
+    wanted = config.slice
+    what = f"{wanted.chip.name} chips ({_listed(config.tier)})"
     row = _row_of(config, zone, limits)
     if row is None:
-        zones = [one.zone for one in limits if is_of(one, config)]
+        zones = [row.zone for row in limits if applies_to(row, config)]
         near = did_you_mean(zone, dict.fromkeys(zones))
         return Refusal(zone, f"launch.limits grants no {what} in {zone or 'any zone'}.{near}", True)
     granted = f"launch.limits grants {row.chips} {what} in {zone}"
-    if asked.chips > row.chips:
-        return Refusal(zone, f"{granted}, and {asked} has {asked.chips}.", True)
+    if wanted.chips > row.chips:
+        return Refusal(zone, f"{granted}, but {wanted} needs {wanted.chips}.", True)
     there = _held_in(config, zone, held)
     taken = sum(there.values())
-    if taken + asked.chips <= row.chips:
+    if taken + wanted.chips <= row.chips:
         return None
     holders = ", ".join(list(there)[:_NAMED]) + (", …" if len(there) > _NAMED else "")
     return Refusal(
-        zone, f"{granted}: {taken} are held ({holders}), and {asked} has {asked.chips}.", False
+        zone,
+        f"{granted}: {taken} are in use ({holders}), and {wanted} needs {wanted.chips}.",
+        False,
     )
 
 
@@ -97,28 +99,28 @@ def zones_within_limits(
     """Return the zones in which limits allow a pod, in the same order.
 
     Args:
-        config: What would be asked for.
-        zones: Where it may be.
-        limits: The table; an empty one allows everything.
-        held: What is held already.
-        progress: Told of each zone that is passed over, and why.
+        config: The request.
+        zones: Zones to consider.
+        limits: Rows of `launch.limits`; without rows everything is allowed.
+        held: Chips in use.
+        progress: Called with each zone that is skipped, and why.
 
     Raises:
-        PodUnavailable: There is none; the message says which limits refuse it, and the way out.
+        PodUnavailable: Limits allow the pod in no zone. The message names the limits and the fix.
     """
     refusals = [find_refusal(config, zone, limits, held) for zone in zones]
-    found = [one for one in refusals if one is not None]
-    if found and len(found) == len(zones):
-        raise unavailable(found)
-    for one in found:
-        progress(f"{one.zone} is passed over: {one.why}")
+    refused = [refusal for refusal in refusals if refusal is not None]
+    if refused and len(refused) == len(zones):
+        raise unavailable(refused)
+    for refusal in refused:
+        progress(f"{refusal.zone} is skipped: {refusal.why}")
     return [zone for zone, refusal in zip(zones, refusals, strict=True) if refusal is None]
 
 
 def limit_findings(
     config: PodConfig, zones: Sequence[str], limits: Sequence[ChipLimit], held: Sequence[Hold]
 ) -> Iterator[DoctorFinding]:
-    """Say for each zone whether limits allow a pod; an error where they do in none."""
+    """Yield for each zone whether limits allow a pod; errors if no zone is allowed."""
     if not limits:
         return
     refusals = [find_refusal(config, zone, limits, held) for zone in zones]
@@ -132,38 +134,38 @@ def limit_findings(
         yield DoctorFinding(
             *("limits", "resources", "ok"),
             f"{taken} of the {row.chips if row else 0} {config.slice.chip.name} chips "
-            f"({_listed(config.tier)}) granted in {zone} are held, and {config.slice} has "
+            f"({_listed(config.tier)}) granted in {zone} are in use, and {config.slice} needs "
             f"{config.slice.chips}",
         )
 
 
 def unavailable(refusals: Sequence[Refusal]) -> PodUnavailable:
-    """Return the error of a pod that limits allow nowhere."""
-    said = " ".join(dict.fromkeys(one.why for one in refusals))
-    hopeless = all(one.is_final for one in refusals)
+    """Return the error for a pod that limits allow in no zone."""
+    text = " ".join(dict.fromkeys(refusal.why for refusal in refusals))
+    hopeless = all(refusal.is_final for refusal in refusals)
     cause = Cause.UNPLACEABLE if hopeless else Cause.QUOTA
-    return PodUnavailable(f"{said} {WAY_OUT}", cause=cause.value)
+    return PodUnavailable(f"{text} {WAY_OUT}", cause=cause.value)
 
 
 def _row_of(config: PodConfig, zone: str, limits: Sequence[ChipLimit]) -> ChipLimit | None:
-    return next((one for one in limits if one.zone == zone and is_of(one, config)), None)
+    return next((row for row in limits if row.zone == zone and applies_to(row, config)), None)
 
 
-def is_of(row: ChipLimit, config: PodConfig) -> bool:
-    """Whether a row limits what is asked for, in its zone."""
+def applies_to(row: ChipLimit, config: PodConfig) -> bool:
+    """Whether a row applies to the requested chips and tier."""
     return (row.type, row.tier) == (config.slice.chip.name, _listed(config.tier))
 
 
 def _held_in(config: PodConfig, zone: str, held: Iterable[Hold]) -> dict[str, int]:
-    """Return the chips that each pod holds of what the same row limits."""
+    """Return the chips per pod that count against the same row."""
     generation = config.slice.chip.name
     return {
-        one.pod: one.slice.chips
-        for one in held
-        if (one.zone, one.slice.chip.name, one.tier) == (zone, generation, config.tier)
+        hold.pod: hold.slice.chips
+        for hold in held
+        if (hold.zone, hold.slice.chip.name, hold.tier) == (zone, generation, config.tier)
     }
 
 
 def _listed(tier: Tier) -> str:
-    """Return a tier as rows of the table have it."""
+    """Return a tier in the spelling of `launch.limits`."""
     return tier.value.replace("_", "-")

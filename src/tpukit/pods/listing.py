@@ -1,11 +1,11 @@
-"""Pods and runs as `tpukit pods ls` shows them."""
+"""Pods and runs as `tpukit pods ls` lists them."""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from ..shown import Shown
-from .prices import price_of
+from .cost import price_of
 from .reconciler import KEEPERS, Reconciler
 from .store import Store, WantedPod
 from .store.locks import is_held
@@ -13,11 +13,11 @@ from .store.locks import is_held
 
 @dataclass(frozen=True)
 class PodRow:
-    """One pod that is wanted.
+    """A line of the list: one wanted pod.
 
     Attributes:
-        steps: The newest step of the run on it, or None.
-        supervised: Whether a supervisor runs; None where the reconciler keeps the pod.
+        steps: The run's newest step on this pod, or None.
+        supervised: Whether a supervisor runs; None if the reconciler manages the pod.
     """
 
     wanted: WantedPod
@@ -29,13 +29,13 @@ class PodRow:
 
     @property
     def state(self) -> str:
-        """Where it is in its life."""
+        """The pod's state in one word."""
         if self.wanted.is_released:
             return "deleting"
         return "wanted" if self.wanted.pod is None else self.wanted.pod.state.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             **self.wanted.to_dict(),
             "provider": self.provider,
@@ -50,39 +50,36 @@ class PodRow:
 
 @dataclass(frozen=True)
 class PodListing(Shown):
-    """Every pod of a store.
+    """All pods of a store.
 
     Attributes:
-        problems: What could not be looked at, and why.
+        problems: Providers or pods that could not be queried, with the reason.
     """
 
     rows: tuple[PodRow, ...]
     problems: tuple[str, ...] = ()
+    _facts = (("pods", "rows"), "problems")
 
     @classmethod
     def look(cls, store: Store, reconciler: Reconciler) -> "PodListing":
-        """Reconcile once, and return what is there."""
+        """Reconcile once, and return all pods."""
         report = reconciler.run_pass()
         problems = dict.fromkeys(str(error) for error in report.errors.values())
         for pod in report.unknown:
             problems[
-                f"{pod} has this store's label, but the store does not know that it asked for it. "
-                "A copy of the store may have, or a power cut took the record away. Delete it with "
-                "the provider's own tools if it is unused."
+                f"{pod} has this store's label, but the store has no request for it. A copy of "
+                "the store may have requested it, or a power cut lost the record. If it is "
+                "unused, delete it with the provider's own tools."
             ] = None
         return cls(cls.last_seen(store).rows, tuple(problems))
 
     @classmethod
     def last_seen(cls, store: Store) -> "PodListing":
-        """Return what the store holds, asking no provider and changing nothing."""
+        """Return the pods in the store, without asking a provider or changing anything."""
         records = store.wanted.providers()
         return cls(
-            tuple(_row(store, one, records[one.provider].name) for one in store.wanted.all())
+            tuple(_row(store, row, records[row.provider].name) for row in store.wanted.all())
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"pods": [row.to_dict() for row in self.rows], "problems": list(self.problems)}
 
     def __rich__(self) -> Any:
         from rich.console import Group

@@ -1,4 +1,4 @@
-"""Metrics of a pod's hosts, where document 004 imports them from; they live in `observe`."""
+"""Metrics of a pod's hosts under document 004's module name; they are defined in `observe`."""
 
 from ..observe import MetricsCollector as MetricsCollector
 from ..observe import TpuMonitor as TpuMonitor

@@ -1,4 +1,4 @@
-"""Optimizers by the names of document 004; optax's own, and any of optax does as well."""
+"""Optimizers under the names of document 004; any other optax optimizer works as well."""
 
 from optax import adam as Adam
 

@@ -1,8 +1,8 @@
-"""A pod: one or more slices that were asked for together, whoever provides them."""
+"""A pod: one or more slices that are allocated together, from any provider."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -16,16 +16,16 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class PodState(StrEnum):
-    """Where a pod is in its life; every provider's own states map to these.
+    """The life cycle of a pod. Every provider's own states map to these.
 
     Attributes:
-        WAITING: Asked for, and not there: no capacity, no quota, or not admitted yet.
+        WAITING: Requested, but without capacity, quota or admission so far.
         PROVISIONING: Granted; its hosts are starting.
-        READY: All hosts are there.
-        SUSPENDED: Taken away (preempted, evicted, maintenance). It may still hold quota until it
-            is deleted, and does not come back by itself.
-        FAILED: It was refused, or broke for good; `Pod.reason` says why.
-        DELETING: On its way out.
+        READY: All hosts are ready.
+        SUSPENDED: Preempted, evicted or under maintenance. It may hold quota until it is deleted,
+            and does not come back by itself.
+        FAILED: The provider refused it, or it broke permanently; `Pod.reason` has the reason.
+        DELETING: Being deleted.
     """
 
     WAITING = "waiting"
@@ -37,12 +37,12 @@ class PodState(StrEnum):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it will never be ready (again), so that it should be deleted."""
+        """Whether it can never become ready again, so that it should be deleted."""
         return self in (PodState.SUSPENDED, PodState.FAILED)
 
 
 class Tier(StrEnum):
-    """How a pod is paid for, and so whether it can be taken away."""
+    """How a pod is paid for, which also decides whether it can be preempted."""
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"
@@ -51,14 +51,14 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True)
 class Host(Shown):
-    """One machine of a pod, which runs one process of a job.
+    """A machine of a pod, which runs one process of a job.
 
     Attributes:
-        name: As the provider calls it; logs carry it.
-        address: Where it is reached: a name or an IP address, with a port where it is not ssh's.
-        slice_index: Which of the pod's slices it belongs to, from 0.
+        name: The provider's name for it, also used in logs.
+        address: Name or IP address to connect to, with a port if it is not ssh's.
+        slice_index: Index of its slice within the pod, from 0.
         worker_id: Its number within the slice, from 0.
-        internal_address: Where the pod's other hosts reach it; "" where that is no other.
+        internal_address: Address for the pod's other hosts; "" if it is the same.
     """
 
     name: str
@@ -67,10 +67,6 @@ class Host(Shown):
     worker_id: int = 0
     internal_address: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pod(Shown):
@@ -78,12 +74,11 @@ class Pod(Shown):
 
     Attributes:
         name: Unique within its provider, project and zone: `JOB-aN` for attempt N of a job.
-        slice: What was asked for.
-        hosts: In the order of process ids; empty until it is ready.
-        reason: Why it is in its state, in the provider's words, or "".
-        cause: The same in one word, for a pod that is lost.
-        labels: Who owns it: `owner`, `job`, `attempt`. A pod without our owner is not ours to
-            delete.
+        slice: The requested slice.
+        hosts: Hosts in the order of process ids; empty until the pod is ready.
+        reason: The provider's reason for the state, or "".
+        cause: The cause for which the pod was lost.
+        labels: Labels `owner`, `job` and `attempt`. A pod with another owner must not be deleted.
         created_at: Seconds since the epoch, by the provider's clock.
     """
 
@@ -101,7 +96,7 @@ class Pod(Shown):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its hosts are all there."""
+        """Whether all its hosts are ready."""
         return self.state is PodState.READY
 
     def in_state(self, state: PodState, reason: str = "") -> Self:
@@ -109,7 +104,7 @@ class Pod(Shown):
         return replace(self, state=state, reason=reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "name": self.name,
             "provider": self.provider,
@@ -126,7 +121,7 @@ class Pod(Shown):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Pod":
-        """Read what `to_dict` wrote."""
+        """Make a pod from the output of `to_dict`."""
         return cls(
             name=values["name"],
             provider=values["provider"],
@@ -147,20 +142,20 @@ class Pod(Shown):
 
 
 def check_name(name: str) -> str:
-    """Return a name that every provider accepts for its resources.
+    """Return the name if every provider accepts it for a resource.
 
     Raises:
-        ConfigError: It has other characters than a-z, 0-9 and '-', or is too long.
+        ConfigError: The name has other characters than a-z, 0-9 and '-', or is too long.
     """
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise ConfigError(
-            f"{name!r} cannot name a pod: letters a-z, digits and '-', beginning with a letter, "
-            f"{LONGEST_NAME} at most. Try {as_name(name)!r}."
+            f"{name!r} cannot name a pod; expected at most {LONGEST_NAME} letters a-z, digits and "
+            f"'-', beginning with a letter. Try {as_name(name)!r}."
         )
     return name
 
 
 def as_name(text: str) -> str:
-    """Return the nearest name to a text that every provider accepts."""
+    """Return a name that every provider accepts, as similar to the text as possible."""
     near = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_NAME].strip("-")
     return near if near[:1].isalpha() else f"job-{near}".strip("-")[:LONGEST_NAME].strip("-")

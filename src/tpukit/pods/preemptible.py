@@ -1,4 +1,4 @@
-"""Pods that may be taken away, and who looks after them (document 004)."""
+"""Preemptible pods and the thread that watches them (document 004)."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ from ..runtime.calls import either_way
 from .config import PodConfig
 from .pod import Pod
 from .store.records import split_pod_name
-from .supervision.preemption import PreemptionHandler
+from .supervision.policy import PreemptionHandler
 
 if TYPE_CHECKING:
     from .manager import TpuManager
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class PreemptionWatch:
-    """Looks after one pod from a thread, until it is released or `stop` is called.
+    """Watches one pod from a thread until it is released or `stop` is called.
 
     Args:
-        manager: Who got the pod, and gets another one.
+        manager: The manager that allocated the pod and allocates its replacement.
         pod: The pod.
-        handler: What to do when it is taken away.
-        poll_s: How often to look.
+        handler: Its callbacks are called when the pod is preempted and replaced.
+        poll_s: Seconds between two queries.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PreemptionWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; no callback is called after it."""
+        """Stop watching. No callback is called afterwards."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -57,7 +57,7 @@ class PreemptionWatch:
                 self._manager.reconciler.run_pass()
                 row = store.wanted.find(run)
             except TPUError as error:
-                logger.warning("%s could not be looked at: %s", run, error)
+                logger.warning("%s could not be queried: %s", run, error)
                 continue
             seen = None if row is None else row.pod
             if is_there and (seen is None or seen.name != self._pod.name):
@@ -79,16 +79,16 @@ def _call(callback: Callable[[Pod], None] | None, pod: Pod) -> None:
 
 @dataclass(frozen=True)
 class PreemptibleManager:
-    """Gets pods that may be taken away, and looks after them with one handler."""
+    """Allocates preemptible pods and watches all of them with one handler."""
 
     manager: "TpuManager"
     handler: PreemptionHandler = field(default_factory=PreemptionHandler)
 
     @either_way
     def allocate_pod(self, config: PodConfig) -> Pod:
-        """Get a spot pod that the handler looks after."""
+        """Allocate a spot pod and watch it."""
         return self.manager.allocate_preemptible_pod(config, self.handler)
 
     def close(self) -> None:
-        """Look after nothing any more; the pods stay."""
+        """Stop watching; the pods themselves stay."""
         self.manager.close()

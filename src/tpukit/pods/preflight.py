@@ -1,4 +1,4 @@
-"""What would stand in the way of a pod, found without asking for one."""
+"""The report on what would prevent a pod from being allocated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _STYLES = {"ok": "green", "info": "", "warning": "yellow"}
 
 @dataclass(frozen=True)
 class PreflightReport(Shown):
-    """The findings of a provider."""
+    """A provider's findings."""
 
     provider: str
     slice: str
@@ -20,18 +20,23 @@ class PreflightReport(Shown):
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing is in the way."""
+        """Whether there is no error among them."""
         return all(finding.severity != "error" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "provider": self.provider,
             "slice": self.slice,
             "clear": self.is_clear,
             "findings": [
-                {"id": one.id, "severity": one.severity, "seen": one.seen, "fix": one.fix}
-                for one in self.findings
+                {
+                    "id": finding.id,
+                    "severity": finding.severity,
+                    "seen": finding.seen,
+                    "fix": finding.fix,
+                }
+                for finding in self.findings
             ],
         }
 
@@ -39,8 +44,8 @@ class PreflightReport(Shown):
         from rich.text import Text
 
         lines = [Text(f"{self.slice} from {self.provider}", style="bold")]
-        for one in self.findings:
-            mark = one.severity if one.severity in _STYLES else "error"
-            fix = f"\n  → {one.fix}" if one.fix else ""
-            lines.append(Text.assemble((mark, _STYLES.get(mark, "red")), f"  {one.seen}{fix}"))
+        for finding in self.findings:
+            mark = finding.severity if finding.severity in _STYLES else "error"
+            fix = f"\n  → {finding.fix}" if finding.fix else ""
+            lines.append(Text.assemble((mark, _STYLES.get(mark, "red")), f"  {finding.seen}{fix}"))
         return Text("\n").join(lines)

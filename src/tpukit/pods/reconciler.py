@@ -1,10 +1,9 @@
-"""One pass from what is wanted to what is there, safe to end at any point and to do again.
+"""Passes that make providers match the store. A pass can be interrupted and repeated safely.
 
-Whatever a pass is about to do is written down before a provider is asked, and every resource has
-the store's owner label and a name that follows from the run and its attempt. So the next pass
-finds what may have been made. It deletes a pod only if the same provider record asked for it and no
-run of the store, under any record, can still want it. A pod is replaced only when the one before it
-is deleted.
+A pass records each action before it asks a provider, and every resource has the store's owner label
+and a name made from the run and its attempt. So the next pass finds whatever an interrupted one has
+created. A pod is deleted only if the same provider record requested it and no run of the store can
+still want it. A pod is replaced only after its predecessor is deleted.
 """
 
 import time
@@ -17,11 +16,10 @@ from typing import Any
 from ..errors import PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from .causes import Cause
+from .cost import zones_within_cap
 from .limits import Hold, Refusal, unavailable
-from .observing import Observer
-from .ownership import OwnedProvider
+from .observing import Observer, OwnedProvider
 from .pod import Pod, PodState
-from .prices import zones_within_cap
 from .providers.protocol import Provider
 from .providers.registry import open_provider
 from .store import ProviderRecord, Store, WantedPod
@@ -32,22 +30,22 @@ from .supervision.zone_search import ending_of
 LOCK = "reconciler.lock"
 KEEPERS = "keepers"
 ANYWHERE = ""
-"""The zone of a pod where nobody names one: the provider's own choice, or its error."""
+"""The zone of a request without zones, which leaves the choice to the provider."""
 WIDTH = 16
-"""Calls to providers at the same time."""
+"""Number of concurrent calls to providers."""
 LATE_S = 600.0
-"""How long after its last pod a provider is still looked at, for a creation that arrives late;
-and how long a pod whose keeper has died is left for the next one."""
+"""How long a provider is still queried after its last pod, in case a creation arrives late. Also
+how long a pod waits for a new keeper after its own has died."""
 
 
 @dataclass
 class PassReport:
-    """What one pass did.
+    """Actions and errors of one pass.
 
     Attributes:
-        was_busy: Another reconciler was at work, and nothing was done.
-        errors: By run, or by provider's id, what could not be done; the next pass tries again.
-        unknown: Pods with this store's label that the store never asked for, left alone.
+        was_busy: Another reconciler was running, so nothing was done.
+        errors: Errors by run or by provider id; the next pass tries again.
+        unknown: Pods with this store's label that the store never requested. They are left alone.
     """
 
     was_busy: bool = False
@@ -59,7 +57,7 @@ class PassReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "was_busy": self.was_busy,
             "created": self.created,
@@ -72,13 +70,13 @@ class PassReport:
 
 
 class Reconciler:
-    """Brings about what the store says is wanted.
+    """Creates, replaces and deletes pods until providers match the store.
 
     Args:
-        store: What is wanted, and where what happens is written down.
+        store: The wanted pods, and the record of what happens to them.
         opener: Opens a provider from its record.
-        prices: To hold price caps against, and to count spending with; the public ones by default.
-        width: Calls to a provider at the same time.
+        prices: Prices for price caps and spending; by default the public list.
+        width: Number of concurrent calls to a provider.
     """
 
     def __init__(
@@ -96,10 +94,10 @@ class Reconciler:
         self._opened: dict[str, OwnedProvider] = {}
 
     def run_pass(self, only: str | None = None) -> PassReport:
-        """Do what is missing now, and return what was done; one reconciler works at a time.
+        """Do what is missing now, and return a report; only one reconciler runs at a time.
 
         Args:
-            only: The id of one provider, for whoever waits for its pods; by default all.
+            only: Id of the only provider to reconcile; by default all.
         """
         started = time.perf_counter()
         report = PassReport()
@@ -122,14 +120,14 @@ class Reconciler:
         return report
 
     def provider(self, record: ProviderRecord) -> OwnedProvider:
-        """Return an open provider; each is opened once."""
+        """Return the open provider of a record; each is opened once."""
         if record.id not in self._opened:
             self._opened[record.id] = OwnedProvider(self._opener(record), self.store.owner)
         return self._opened[record.id]
 
 
 class _ProviderPass:
-    """One pass over the pods of one provider."""
+    """A pass over the pods of one provider."""
 
     def __init__(
         self, reconciler: Reconciler, provider_id: str, provider: OwnedProvider, report: PassReport
@@ -144,13 +142,13 @@ class _ProviderPass:
         self.observer = Observer(
             self.store, provider_id, provider.name, reconciler.prices, self.limits
         )
-        self.there: Sequence[Hold] = ()  # what counts against limits, where there are some
-        self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
-        self.leaving: list[WantedPod] = []  # whose pods were deleted in this pass
+        self.there: Sequence[Hold] = ()  # chips that count against limits
+        self.still_there: set[str] = set()  # runs whose stray pod could not be deleted
+        self.leaving: list[WantedPod] = []  # pods that this pass has deleted
 
     def run(self) -> None:
         listed = self._list()
-        # After the list: what a supervisor asked for meanwhile was written down before.
+        # Read after the list, because a supervisor records a request before it makes it.
         rows = self.store.wanted.all(self.id)
         current = {(row.zone or "", row.pod_name) for row in rows}
         self.store.wanted.answered(self.id, is_silent=False)
@@ -160,7 +158,7 @@ class _ProviderPass:
         with ThreadPoolExecutor(self.width) as pool:
             each = map if self.width == 1 else pool.map
             list(each(self._delete_stray, strays))
-            # Those of higher priority get what there is.
+            # Pods of higher priority get capacity first.
             for _, same in groupby(rows, key=lambda row: row.config.priority):
                 list(each(lambda row: self._reconcile(row, listed), same))
         if self.leaving:
@@ -170,14 +168,14 @@ class _ProviderPass:
         owner = self.store.owner
         if not self.limits:
             ours = self.provider.list(owner=owner)
-        else:  # they are the project's, and so are others' pods
+        else:  # limits apply to the project, so pods of other owners count too
             pods = self.provider.list()
             self.there = [Hold.of(pod) for pod in pods]
             ours = [pod for pod in pods if pod.labels.get("owner") == owner]
         return {(pod.zone, pod.name): pod for pod in ours}
 
     def _delete_stray(self, pod: Pod) -> None:
-        """Delete a pod of ours that no run wants; it may be of an attempt that is over."""
+        """Delete a pod of this store that no run wants, for example of an earlier attempt."""
         if pod.state is PodState.DELETING or not self._is_stray(pod):
             return
         run, _ = split_pod_name(pod.name)
@@ -188,7 +186,7 @@ class _ProviderPass:
             self.report.errors[run] = error
 
     def _is_stray(self, pod: Pod) -> bool:
-        """Whether this record asked for a pod, and no run of the store can still want it."""
+        """Return whether this record requested the pod and no run of the store still wants it."""
         run, attempt = split_pod_name(pod.name)
         row = self.store.wanted.find(run)
         askers = self.store.history.askers(zone=pod.zone, pod=pod.name)
@@ -200,7 +198,7 @@ class _ProviderPass:
             return True
         if row.provider != self.id:
             return False
-        if row.keeper is not None:  # it works beside this pass; its attempts only count upwards
+        if row.keeper is not None:  # the keeper acts concurrently; its attempt numbers only grow
             return attempt < row.attempt
         return (row.zone, row.pod_name) != (pod.zone, pod.name)
 
@@ -210,15 +208,15 @@ class _ProviderPass:
             if row.is_released or self._is_abandoned(row):
                 self._remove(row, pod)
             elif row.keeper is not None:
-                self._observe(row, pod or self._look_again(row))
+                self._observe(row, pod or self._query_again(row))
             elif row.name not in self.still_there:
-                self._bring_about(row, pod)
+                self._ensure_pod(row, pod)
         except TPUError as error:
             self.report.errors[row.name] = error
 
     def _is_abandoned(self, row: WantedPod) -> bool:
-        """Whether the keeper has died without a successor, and the processes with it."""
-        if self.provider.capabilities.runs_gangs:  # the processes go on without their keeper
+        """Return whether the keeper has died without a successor, and the processes with it."""
+        if self.provider.capabilities.runs_gangs:  # processes continue without their keeper
             return False
         if row.keeper is None or is_held(self.store.folder / KEEPERS / row.keeper):
             return False
@@ -234,7 +232,7 @@ class _ProviderPass:
             self.leaving.append(row)
 
     def _forget_gone(self) -> None:
-        """Look once at all pods that were deleted, and forget those that are gone by now."""
+        """Query all deleted pods once, and forget those that are gone."""
         try:
             left = self._list()
         except ProviderError as error:
@@ -251,12 +249,12 @@ class _ProviderPass:
         self.store.wanted.forget(row.name)
         self.store.note(row.name, "released", f"{row.pod_name} is gone")
 
-    def _bring_about(self, row: WantedPod, pod: Pod | None) -> None:
-        pod = pod or self._look_again(row)
+    def _ensure_pod(self, row: WantedPod, pod: Pod | None) -> None:
+        pod = pod or self._query_again(row)
         if pod is None and row.pod is None:
             self._place(row)
         elif pod is None:
-            self._replace(row, None, Cause.NODE_GONE, "it is not there any more")
+            self._replace(row, None, Cause.NODE_GONE, "it no longer exists")
         elif pod.state.is_lost:
             self._replace(row, pod, ending_of(pod).cause, pod.reason or f"it is {pod.state}")
         elif pod.state is PodState.WAITING and self._should_ask_elsewhere(row):
@@ -265,37 +263,37 @@ class _ProviderPass:
         else:
             self._observe(row, pod)
 
-    def _look_again(self, row: WantedPod) -> Pod | None:
-        """Look at a pod that was there before and is not in a list: lists may be late."""
+    def _query_again(self, row: WantedPod) -> Pod | None:
+        """Query a known pod that is not in the list, because lists may be outdated."""
         if row.pod is None or row.zone is None:
             return None
         return self.provider.get(row.pod_name, zone=row.zone)
 
     def _should_ask_elsewhere(self, row: WantedPod) -> bool:
         waited_s = self.store.now() - (row.asked_at or row.wanted_at)
-        # Without another zone, asking again would only lose the place in the queue.
+        # With no other zone, a new request would only lose the place in the queue.
         return waited_s > row.config.queue_timeout_s and any(
             zone != row.zone and self.observer.refusal_of(row, zone, self.there) is None
             for zone in self._zones(row)
         )
 
     def _replace(self, row: WantedPod, pod: Pod | None, cause: Cause, why: str) -> None:
-        """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
+        """Delete a lost pod, or what is left of it, and request another."""
         assert row.zone is not None
-        self.observer.lost(row, row.zone, cause, why)
+        self.observer.record_loss(row, row.zone, cause, why)
         self._delete(row.name, row.pod_name, row.zone, seen=pod)
         self._place(replace(row, attempt=row.attempt + 1, zone=None))
 
     def _place(self, row: WantedPod) -> None:
-        """Ask in one zone after the other, each once, and pass over those where limits refuse it.
+        """Ask each zone once, in order, and skip zones that limits rule out.
 
-        First where a pass before this one has asked, and by the same name: that pass may have
-        ended before the answer, and there must be one pod.
+        The zone of an earlier request comes first, with the same pod name. That pass may have ended
+        before the answer came, and there must be only one pod.
         """
         refusals: list[PodUnavailable] = []
         passed_over: list[Refusal] = []
         for zone in self._zones(row):
-            if (refusal := self.observer.asking(row, zone, self.there)) is not None:
+            if (refusal := self.observer.record_request(row, zone, self.there)) is not None:
                 passed_over.append(refusal)
                 continue
             refused = self._ask(replace(row, zone=zone), zone)
@@ -305,8 +303,10 @@ class _ProviderPass:
             row = replace(row, zone=None)
         if passed_over:
             refusals.append(unavailable(passed_over))
-        # One that may change is worth waiting for, whatever the others say.
-        may_change = (one for one in refusals if Cause(one.cause) is not Cause.UNPLACEABLE)
+        # A refusal that may change is reported first, because waiting can help.
+        may_change = (
+            refusal for refusal in refusals if Cause(refusal.cause) is not Cause.UNPLACEABLE
+        )
         raise next(may_change, refusals[-1])
 
     def _zones(self, row: WantedPod) -> Iterable[str]:
@@ -316,7 +316,7 @@ class _ProviderPass:
         return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))
 
     def _ask(self, row: WantedPod, zone: str) -> PodUnavailable | None:
-        """Ask for a pod in a zone; return why it was refused, or None."""
+        """Request a pod in a zone; return the refusal, or None."""
         labels = {"job": row.name, "attempt": str(row.attempt)}
         config = replace(row.config.with_labels(**labels), zones=(zone,) if zone else ())
         try:
@@ -326,7 +326,7 @@ class _ProviderPass:
                 why = pod.reason or f"{pod.name} is {pod.state} in {zone}."
                 raise PodUnavailable(why, cause=ending_of(pod).cause.value)
         except PodUnavailable as error:
-            self.observer.refused(row, zone, Cause(error.cause), str(error))
+            self.observer.record_refusal(row, zone, Cause(error.cause), str(error))
             return error
         self.store.note(row.name, "asked", f"{row.pod_name} ({row.config.slice}) in {zone}")
         self.report.created.append(pod.name)
@@ -336,12 +336,12 @@ class _ProviderPass:
     def _observe(self, row: WantedPod, pod: Pod | None) -> None:
         if pod is not None and pod.is_ready:
             self.report.ready.append(row.name)
-        self.observer.seen(row, pod)
+        self.observer.record_state(row, pod)
 
     def _delete(self, run: str, name: str, zone: str, *, seen: Pod | None) -> None:
         if seen is None:
             self.provider.delete(name, zone=zone)
         else:
             self.provider.delete_seen(seen)
-        self.observer.deleted(run, zone=zone, pod=name)
+        self.observer.record_deletion(run, zone=zone, pod=name)
         self.report.deleted.append(name)

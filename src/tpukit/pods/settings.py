@@ -1,4 +1,4 @@
-"""Where pods are asked for, and as whom: a job's launch section, the environment, arguments."""
+"""Settings of a provider, merged from a job's launch section, the environment and arguments."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from .config import PodConfig
 from .pod import Tier
 from .providers.registry import DEFAULT, VARIABLE
 
-# A change made in Python goes before the environment, as an argument does.
+# Values set in Python override the environment, as arguments do.
 _SAID_IN_PYTHON = ("argument", "assigned")
 _LEFT_OPEN = (
     *("zones", "network", "software_version", "enable_ip_alias"),
@@ -22,7 +22,7 @@ _LEFT_OPEN = (
 
 
 class PodSettings(LaunchSettings, Settings):
-    """The settings of a manager; `origin_of` says where each came from."""
+    """The settings of a manager; `origin_of` returns the source of each."""
 
     @classmethod
     def gather(
@@ -33,57 +33,51 @@ class PodSettings(LaunchSettings, Settings):
         origins: Mapping[str, Origin] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> "PodSettings":
-        """Join a launch section, the environment and arguments; each wins over those before.
+        """Merge a launch section, the environment and arguments; later ones override earlier ones.
 
         Args:
             section: Values of a job's `launch:` section or of a flat file.
-            arguments: What was said in Python; None counts as not said.
-            origins: Where values of `section` came from, by name.
+            arguments: Values given in Python; None means not given.
+            origins: Sources of the values in `section`, by name.
             environment: `os.environ` by default.
 
         Raises:
-            ConfigError: A key is unknown or a value wrong; the message says where it came from.
+            ConfigError: A key is unknown or a value wrong; the message names the source.
         """
         variables = os.environ if environment is None else environment
         document = Document(frozenset())
         for name, value in (section or {}).items():
             document.add({name: value}, (origins or {}).get(name, Origin("file", "launch:")))
-        found = Document(frozenset())
-        found.add_environment(variables, TPUConfig.model_fields)
-        taken = found.take(CloudSettings.model_fields)
+        variables_document = Document(frozenset())
+        variables_document.add_environment(variables, TPUConfig.model_fields)
+        taken = variables_document.take(CloudSettings.model_fields)
         for name, value in taken.values.items():
             if document.origins.get(name, Origin("default")).kind not in _SAID_IN_PYTHON:
                 document.add({name: value}, taken.origins[name])
         before = document.origins.get("provider", Origin("default"))
         if variables.get(VARIABLE) and before.kind not in _SAID_IN_PYTHON:
             document.add({"provider": variables[VARIABLE]}, Origin("environment", VARIABLE))
-        said = {name: value for name, value in (arguments or {}).items() if value is not None}
-        document.add(said, Origin("argument"))
+        given = {name: value for name, value in (arguments or {}).items() if value is not None}
+        document.add(given, Origin("argument"))
         return cls.from_document(document)
 
     @classmethod
     def of_config(cls, config: TPUConfig, arguments: Mapping[str, Any]) -> "PodSettings":
-        """Take what a `TPUConfig` says of the cloud, under the environment and arguments."""
-        said = config.model_dump(mode="json", include=set(CloudSettings.model_fields))
-        section = {name: value for name, value in said.items() if name in config.model_fields_set}
+        """Make settings from a `TPUConfig`, overridden by the environment and by arguments."""
+        values = config.model_dump(mode="json", include=set(CloudSettings.model_fields))
+        section = {name: value for name, value in values.items() if name in config.model_fields_set}
         origins = {name: config.origin_of(name) for name in section}
         return cls.gather(section, arguments, origins=origins)
 
     @property
     def provider_name(self) -> str:
-        """Who provides pods."""
+        """Name of the provider, with the default filled in."""
         return self.provider or DEFAULT
 
-    @property
-    def all_zones(self) -> tuple[str, ...]:
-        """The zone and the further zones, in the order to try them in."""
-        first = () if self.zone is None else (self.zone,)
-        return tuple(dict.fromkeys((*first, *self.zones)))
-
     def complete(self, config: PodConfig) -> PodConfig:
-        """Return a request with what it leaves open filled in from these settings."""
+        """Return a request with its open values filled in from these settings."""
         if config.tpu_type is None:
-            return config.build()  # which says what is missing
+            return config.build()  # raises an error that names what is missing
         own, plain = PodConfig.of(self, config.tpu_type), PodConfig()
         filled: dict[str, Any] = {
             name: getattr(own, name)

@@ -1,4 +1,4 @@
-"""Choices by name, in any spelling: `CostOptimized`, `cost_optimized`, "cost-optimised"."""
+"""Enums that accept several spellings: `CostOptimized`, `cost_optimized`, "cost-optimised"."""
 
 import re
 from enum import StrEnum
@@ -8,9 +8,9 @@ from ..errors import ConfigError, did_you_mean
 
 
 class SpelledEnum(StrEnum):
-    """An enumeration that reads its members in the spellings of other languages too.
+    """An enum that also accepts its members in the spelling of other languages.
 
-    A second name for a member (`CostOptimized = COST_OPTIMIZED`) is an alias, as in any enum.
+    A second name of a member (`CostOptimized = COST_OPTIMIZED`) is an alias, as in any enum.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Weights and vectors in few bits: codebooks, the vector codec, and their files."""
+"""Quantized weights, vectors and KV caches: formats, codecs, searches, measures and files."""
 
 from ..lazy import lazy_names
 
@@ -14,14 +14,13 @@ HOMES = {
     ".measures.evaluation": ("QuantizationEvaluation", "Measured"),
     ".model": ("QuantizedModel",),
     ".plan": ("QuantPlan",),
-    ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
+    ".published": ("QuantizedCheckpoint", "read_quantized"),
     ".quantizing": ("QuantizationResult", "quantize_model"),
     ".report": ("MatrixRow", "QuantReport"),
     ".search.tuning": ("TuningReport", "tune_parameters"),
     ".uniform": ("quantize_for_tpu",),
     ".vector_codes.codec": ("check_weight_metric", "output_error", "quantize_matrix"),
-    ".vector_codes.placement": ("array_shardings", "place_array"),
-    ".vector_codes.vq_array": ("VQArray",),
+    ".vector_codes.vq_array": ("VQArray", "array_shardings", "place_array"),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -23,8 +23,8 @@ from .measures.evaluation import Measured as Measured
 from .measures.evaluation import QuantizationEvaluation as QuantizationEvaluation
 from .model import QuantizedModel as QuantizedModel
 from .plan import QuantPlan as QuantPlan
-from .published.checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
-from .published.checkpoint import read_quantized as read_quantized
+from .published import QuantizedCheckpoint as QuantizedCheckpoint
+from .published import read_quantized as read_quantized
 from .quantizing import QuantizationResult as QuantizationResult
 from .quantizing import quantize_model as quantize_model
 from .report import MatrixRow as MatrixRow
@@ -35,9 +35,9 @@ from .uniform import quantize_for_tpu as quantize_for_tpu
 from .vector_codes.codec import check_weight_metric as check_weight_metric
 from .vector_codes.codec import output_error as output_error
 from .vector_codes.codec import quantize_matrix as quantize_matrix
-from .vector_codes.placement import array_shardings as array_shardings
-from .vector_codes.placement import place_array as place_array
 from .vector_codes.vq_array import VQArray as VQArray
+from .vector_codes.vq_array import array_shardings as array_shardings
+from .vector_codes.vq_array import place_array as place_array
 
 __all__ = [
     "VQ_FORMATS",

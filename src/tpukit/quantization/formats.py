@@ -1,4 +1,4 @@
-"""Vector formats: how many weights share a code, how many codes there are, and what that costs.
+"""Vector formats: weights per code, codebook size, and bits per weight.
 
 | name | bits | code |
 |---|---|---|
@@ -8,9 +8,9 @@
 | vq4 | 4 | 4 weights, the sum of two of 256 entries |
 | trellis1 … trellis4 | 1 … 4 | one weight from the last 12 bits, see `trellis` |
 
-The first four are what the fused TPU kernel multiplies. Any other length, number of entries or
-stages is a `VQFormat` too. Those, and trellises, which lose least at their bits, are decoded before
-they are multiplied.
+The fused TPU kernel multiplies the first four. `VQFormat` takes any other length, number of entries
+and stages. Those formats and trellises, which have the smallest error at their bits, are decoded
+before the matmul.
 """
 
 import math
@@ -33,11 +33,11 @@ class VQFormat:
     """A vector format.
 
     Attributes:
-        length: Neighbouring weights of a column that one code stands for.
-        entries: Of the codebook of each stage.
-        stages: Codes of each vector, whose entries are added up.
-        trellis: Of a trellis, the new bits of each weight; entries are its 2^window values then,
-            and length and stages are 1. Otherwise 0.
+        length: Neighbouring weights of a column per code.
+        entries: Codebook entries per stage.
+        stages: Codes per vector; their entries are added up.
+        trellis: New bits per weight of a trellis, otherwise 0. A trellis has 2^window entries, and
+            length and stages of 1.
     """
 
     length: int = 4
@@ -51,33 +51,33 @@ class VQFormat:
             ("entries", 2, MOST_ENTRIES),
             ("stages", 1, 16),
         ):
-            seen = getattr(self, name)
-            if isinstance(seen, bool) or not isinstance(seen, int) or not least <= seen <= most:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise TPUValidationError(
-                    f"{name}={seen!r} of a vector format; expected a whole number from {least} "
+                    f"{name}={value!r} of a vector format; expected a whole number from {least} "
                     f"to {most}."
                 )
         if not self.trellis:
             return
-        whole = self.entries & (self.entries - 1) == 0 and self.entries >= 4**self.trellis
-        if self.trellis not in TRELLIS_BITS.values() or not whole or self.entries > 4096:
+        is_power = self.entries & (self.entries - 1) == 0 and self.entries >= 4**self.trellis
+        if self.trellis not in TRELLIS_BITS.values() or not is_power or self.entries > 4096:
             raise TPUValidationError(
-                f"A trellis of {self.trellis!r} bits a weight over {self.entries} entries; "
+                f"A trellis of {self.trellis!r} bits per weight over {self.entries} entries; "
                 "expected 1, 2, 3 or 4 bits, and a power of two from 4^bits to 4096 entries."
             )
         if self.length != 1 or self.stages != 1:
             raise TPUValidationError(
-                "A trellis has length=1 and stages=1: a value for each window."
+                "A trellis needs length=1 and stages=1, because each window decodes to one value."
             )
 
     @property
     def bits(self) -> float:
-        """Bits of the codes for each weight, without codebook and scales."""
+        """Bits of codes per weight, without codebook and scales."""
         return self.trellis or self.stages * math.log2(self.entries) / self.length
 
     @property
     def layout(self) -> CodeLayout:
-        """How codes lie: "tpu_lane_i32" is what the fused kernel reads."""
+        """Memory layout of codes; the fused kernel reads "tpu_lane_i32"."""
         for layout in get_args(CodeLayout):
             if self.trellis and TRELLIS_BITS.get(layout) == self.trellis:
                 return layout
@@ -86,8 +86,8 @@ class VQFormat:
 
     @property
     def name(self) -> str:
-        """A name that `parse_vq_format` reads."""
-        known = next((name for name, one in VQ_FORMATS.items() if one == self), None)
+        """The name that `parse_vq_format` reads."""
+        known = next((name for name, format in VQ_FORMATS.items() if format == self), None)
         if self.trellis:
             return known or f"trellis{self.trellis}:{self.entries}"
         return known or f"vq:{self.stages}x{self.entries}x{self.length}"
@@ -110,13 +110,13 @@ def _is_size(text: str) -> bool:
 
 
 def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
-    """The format of a name or of a number of bits.
+    """Return the format of a name or a number of bits per weight.
 
     Names are "vq2", "trellis3" and the like, "vq:2x256x8" (stages, entries, length) and
     "trellis2:256" (entries).
 
     Raises:
-        TPUValidationError: There is none; the message names those that are.
+        TPUValidationError: No format has this name or number of bits.
     """
     if isinstance(spelling, VQFormat):
         return spelling
@@ -132,14 +132,14 @@ def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
                 stages, entries, length = map(int, sizes)
                 return VQFormat(length=length, entries=entries, stages=stages)
         raise TPUValidationError(
-            f"{spelling!r} is no vector format; known are {', '.join(VQ_FORMATS)} and "
+            f"{spelling!r} is no vector format; expected one of {', '.join(VQ_FORMATS)} and "
             f"vq:<stages>x<entries>x<length>.{did_you_mean(spelling, VQ_FORMATS)}"
         )
-    found = [one for one in VQ_FORMATS.values() if one.bits == spelling]
-    if not found:
-        known = ", ".join(f"{one.bits:g}" for one in VQ_FORMATS.values())
+    matches = [format for format in VQ_FORMATS.values() if format.bits == spelling]
+    if not matches:
+        known = ", ".join(f"{format.bits:g}" for format in VQ_FORMATS.values())
         raise TPUValidationError(
-            f"No vector format has {spelling!r} bits a weight; known are {known}, or give "
+            f"No vector format has {spelling!r} bits per weight; expected one of {known}, or give "
             "VQFormat(length=…, entries=…, stages=…)."
         )
-    return found[0]
+    return matches[0]

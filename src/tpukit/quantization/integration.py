@@ -1,7 +1,7 @@
-"""`TPUv6VQIntegration`: vector quantization under document 000's names, thin over the real objects.
+"""`TPUv6VQIntegration`: vector quantization under document 000's names.
 
-No TPU has a unit for vector quantization. What the name promises is the fused kernel, which every
-generation runs: it decodes a block of weights in on-chip memory and multiplies it there.
+No TPU has a unit for vector quantization. Hardware acceleration here means the fused kernel, which
+decodes a block of weights in on-chip memory and multiplies it there, on every generation.
 """
 
 import logging
@@ -18,9 +18,8 @@ from ..annotations import PyTree
 from ..errors import ConfigError, TargetNotReached, TPUValidationError
 from ..runtime.progress import Progress, silent
 from .codebooks.codebook import Codebook, Metric, parse_metric
-from .codebooks.codebook_training import train_codebook
+from .codebooks.codebook_training import check_sizes, train_codebook
 from .codebooks.nearest import nearest
-from .codebooks.vectors import check_sizes
 from .files.array_files import load_codebook, save_codebook
 from .formats import VQFormat
 from .model import QuantizedModel
@@ -36,15 +35,15 @@ class TPUv6VQIntegration:
     """Vector quantization of a model and of vectors, on any backend.
 
     Attributes:
-        quantization_bits: Of each value of an entry: codebook entries are rounded to so many bits.
+        quantization_bits: Bits per value of a codebook entry.
             2 … 8 are stored as int8; 9 … 16 keep entries in float32, so 16 means "not rounded".
-        vector_length: Values that one code stands for.
-        codebook_size: Entries.
-        enable_hardware_acceleration: Whether products use the fused kernel where there is a TPU;
-            `accelerated` says whether this format has one.
+        vector_length: Values per code.
+        codebook_size: Number of entries.
+        enable_hardware_acceleration: Whether matmuls use the fused kernel on a TPU; `accelerated`
+            tells whether this format has one.
         metric: "euclidean", "cosine" or "dot".
-        codebook: The one trained or loaded last, or None.
-        result: Of the last `quantize_model`, or None.
+        codebook: The last codebook that was trained or loaded, or None.
+        result: The result of the last `quantize_model`, or None.
     """
 
     def __init__(
@@ -78,12 +77,12 @@ class TPUv6VQIntegration:
 
     @property
     def accelerated(self) -> bool:
-        """Whether the fused TPU kernel multiplies this format, and may."""
+        """Whether the fused TPU kernel is enabled and multiplies this format."""
         return self.enable_hardware_acceleration and self.format.layout == "tpu_lane_i32"
 
     @property
     def bits_per_value(self) -> float:
-        """Bits that a code takes of each value."""
+        """Bits of codes per value."""
         return self.format.bits
 
     def train_codebook(
@@ -96,18 +95,18 @@ class TPUv6VQIntegration:
         seed: int = 0,
         progress: Progress = silent,
     ) -> Codebook:
-        """Fit the codebook; it stops early when nothing changes any more.
+        """Fit the codebook; training stops early when the error no longer falls.
 
         Args:
-            training_data: Vectors, or anything that is cut into them.
-            num_iterations: Passes, at most.
-            batch_size: Vectors that early passes look at.
-            weights: By which errors count, of vectors or values.
-            seed: Of the fit.
-            progress: Called with a line for each pass.
+            training_data: Vectors, or an array that can be reshaped to vectors.
+            num_iterations: Largest number of passes.
+            batch_size: Vectors that early passes use.
+            weights: Factors of squared errors, per vector or per value.
+            seed: Seed of the k-means.
+            progress: Called with one line per pass.
 
         Raises:
-            TPUValidationError: The data does not fit the sizes; the message says what would.
+            TPUValidationError: The data has too few vectors, or cannot be reshaped to vectors.
         """
         book = train_codebook(
             training_data,
@@ -134,22 +133,22 @@ class TPUv6VQIntegration:
         quantize_activations: bool = True,
         **options: Any,
     ) -> QuantizedModel:
-        """Quantize a model by search; this object's format is one that matrices may get.
+        """Quantize a model by a search that may give its matrices this object's format.
 
-        Matrices that lose too much in it get more bits, up to bfloat16. `get_metrics` then says
-        what was measured, and `result` holds the whole report.
+        Matrices whose error is too large get more bits, up to bfloat16. Afterwards `get_metrics`
+        returns the measured figures, and `result` has the whole report.
 
         Args:
-            model: See `tpukit.quantization.quantize_model`, as all of these.
-            calibration_data: Batches.
-            target_accuracy_retention: On held-out batches, surely.
-            num_calibration_batches: At most.
-            quantize_activations: Whether what multiplies a quantized matrix is rounded to int8 as
-                it comes.
-            options: Further ones of `tpukit.quantization.quantize_model`.
+            model: See `tpukit.quantization.quantize_model` for all arguments.
+            calibration_data: Batches of data.
+            target_accuracy_retention: Required lower end of the retention's interval on held-out
+                batches.
+            num_calibration_batches: Largest number of batches.
+            quantize_activations: Whether activations are rounded to int8 at run time.
+            options: Other arguments of `tpukit.quantization.quantize_model`.
 
         Raises:
-            TargetNotReached: No plan keeps so much; `get_metrics` tells of the best one.
+            TargetNotReached: No plan reaches the target; `get_metrics` describes the best plan.
         """
         given = dict(options)
         given.setdefault("candidates", (self.format.name, *CANDIDATES))
@@ -169,30 +168,30 @@ class TPUv6VQIntegration:
         return self.result.model
 
     def get_metrics(self) -> dict[str, Any]:
-        """What the last `quantize_model` came to, as `QuantReport.to_dict` has it.
+        """Return the figures of the last `quantize_model` (`QuantReport.to_dict`).
 
         `compression_ratio` is against bfloat16; `inference_speedup` is `Missing`, with the reason,
-        where there is no accelerator to measure it on.
+        without an accelerator to measure it on.
 
         Raises:
-            TPUValidationError: No model was quantized yet.
+            TPUValidationError: No model has been quantized.
         """
         if self.result is None:
             raise TPUValidationError(
                 "There are no metrics yet: call quantize_model(model, calibration_data) first."
             )
-        found = self.result.to_dict()
-        return {**found, "inference_speedup": self.result.report.speedup.number}
+        metrics = self.result.to_dict()
+        return {**metrics, "inference_speedup": self.result.report.speedup.number}
 
     def measure_error(self, data: ArrayLike) -> float:
-        """What the codebook loses of data: squared error over squares; 1 is as bad as zeros.
+        """Return the codebook's relative squared error on data; 1 is as bad as zeros.
 
-        A code of `bits_per_value` R cannot lose less of Gaussian values than 4^−R, however large
-        the codebook: vectors of 512 with 1024 entries have 0.02 bits a value and lose about 97 %.
-        Of cosine codes the error is that of the best gain for each vector.
+        With R = `bits_per_value`, the error on Gaussian values is at least 4^−R for any codebook:
+        vectors of 512 values with 1024 entries have 0.02 bits per value and an error of about 97 %.
+        For cosine codes each vector gets its best gain.
 
         Raises:
-            TPUValidationError: No codebook was trained or loaded.
+            TPUValidationError: No codebook has been trained or loaded.
         """
         book = self._book()
         vectors = jnp.asarray(data, jnp.float32).reshape(-1, book.length)
@@ -208,23 +207,23 @@ class TPUv6VQIntegration:
 
     @property
     def least_error(self) -> float:
-        """The least relative error of any code of these bits on Gaussian values it has not seen."""
+        """The smallest possible relative error of these bits on Gaussian values."""
         return math.pow(4.0, -self.bits_per_value)
 
     def save_codebook(self, path: str | Path) -> Path:
-        """Write the codebook as safetensors, whatever the name ends with.
+        """Write the codebook as safetensors, whatever the suffix.
 
         Raises:
-            TPUValidationError: There is none yet, or it cannot be written there.
+            TPUValidationError: There is no codebook, or the file cannot be written.
         """
         return save_codebook(path, self._book())
 
     def load_codebook(self, path: str | Path) -> Codebook:
-        """Read a codebook and take it for this object's own.
+        """Read a codebook and use it.
 
         Raises:
-            TPUCheckpointError: It is a pickle, damaged, or no codebook.
-            ConfigError: It has other sizes or another metric than this object.
+            TPUCheckpointError: The file is a pickle, damaged, or no codebook.
+            ConfigError: The codebook has other sizes or another metric.
         """
         book = load_codebook(path)
         own = (self.vector_length, self.codebook_size, self.metric)
@@ -245,7 +244,7 @@ class TPUv6VQIntegration:
 
 
 def _rounded(book: Codebook, bits: int) -> Codebook:
-    """Entries in so many bits each: int8 up to eight, as they are above."""
+    """Round entries to so many bits; above 8 bits they stay float32."""
     if bits > 8:
         return book
     largest = 2 ** (bits - 1) - 1

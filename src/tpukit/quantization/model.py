@@ -1,4 +1,4 @@
-"""`QuantizedModel`: a model whose matrices stay quantized; called, traced and sharded like any."""
+"""`QuantizedModel`: a model whose matrices stay quantized, called and sharded like any other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from ..annotations import PyTree
 from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.calibration import ModelMatrices, ModelMatrix, path_text
 from ..models.stored.parameter import is_stored, matrices_of, store
-from ..models.stored.part import Part, part_matrix
+from ..models.stored.parts import Part, part_matrix
+from ..models.stored.placement import on_host
 from ..models.stored.running import Activations, dense_parameters, with_stored_parameters
-from ..models.stored.spread import on_host
 from ..models.transformer.config import TransformerConfig
 from .subject import Subject
 
@@ -26,7 +26,7 @@ from .subject import Subject
 )
 @dataclass(frozen=True, eq=False)  # called by identity, as jax.jit asks of what it is given
 class QuantizedModel:
-    """A quantized model: `model(inputs)` gives what the model it was made of gives.
+    """A quantized model; `model(inputs)` returns outputs like the full model's.
 
     It is a tree of arrays, so it goes through `jax.jit`, `jax.device_put` and checkpoints; a
     quantized matrix's arrays shard as the matrix does (codes by inputs / length and outputs,
@@ -34,10 +34,9 @@ class QuantizedModel:
     transformer.
 
     Attributes:
-        params: The model's own tree of parameters, a `StoredParameter` in place of each that was
-            quantized.
-        subject: The model it was made of.
-        activations: "wide", or "int8": what multiplies a quantized matrix is rounded first.
+        params: The model's tree of parameters, with a `StoredParameter` for each quantized one.
+        subject: The full model.
+        activations: "wide", or "int8" to round activations before a quantized matmul.
     """
 
     params: PyTree
@@ -45,50 +44,50 @@ class QuantizedModel:
     activations: Activations = "wide"
 
     def __call__(self, *inputs: PyTree) -> PyTree:
-        """What the model makes of a batch of inputs.
+        """Run the model on a batch of inputs.
 
-        An equinox module is called on every row of the batch; plain functions are given the batch
-        as it is; other models `inputs`, an array or a mapping of names to arrays.
+        An equinox module is called on every row of the batch. Plain functions get the batch
+        unchanged. Other models get `inputs`, an array or a mapping of names to arrays.
         """
         return self.apply(self.params, self.subject.inputs(inputs))
 
     @property
-    def apply(self) -> Callable[[PyTree, Any], Any]:
-        """(params, batch) -> outputs, for parameters stored or not."""
+    def apply(self) -> Callable[[PyTree, PyTree], PyTree]:
+        """Return outputs of a batch for quantized or full parameters."""
         return with_stored_parameters(self.subject.apply, self.activations)
 
     @property
     def config(self) -> TransformerConfig | None:
-        """Of a reference transformer."""
+        """The configuration of a reference transformer; None for other models."""
         return self.subject.config
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters as they are kept."""
+        """Bytes of all parameters as stored."""
         return array_bytes(self.params)
 
     def dequantized(self) -> PyTree:
-        """The parameters as arrays of the dtypes the model had."""
+        """Return the parameters as arrays of the model's original dtypes."""
         return dense_parameters(self.params)
 
 
 def matrix_of(params: PyTree, matrix: ModelMatrix) -> jax.Array:
-    """The (inputs, outputs) array of one matrix, whole on one device."""
-    axes, found = matrix.axes, parameter_of(params, matrix)
-    index: list[Any] = [slice(None)] * found.ndim
+    """Return the (inputs, outputs) array of one matrix on one device."""
+    axes, parameter = matrix.axes, parameter_of(params, matrix)
+    index: list[Any] = [slice(None)] * parameter.ndim
     for axis, at in zip(axes.stack, matrix.index, strict=True):
         index[axis] = at
-    one = found[tuple(index)]
-    place = getattr(found, "sharding", None)  # there is none in a traced program, nor on the host
+    array = parameter[tuple(index)]
+    place = getattr(parameter, "sharding", None)  # None in a traced program and on the host
     if place is not None and len(place.device_set) > 1:
-        one = on_host(one)
-    kept = [axis for axis in range(found.ndim) if axis not in axes.stack]
+        array = on_host(array)
+    kept = [axis for axis in range(parameter.ndim) if axis not in axes.stack]
     order = [kept.index(axis) for axis in (*axes.inputs, *axes.outputs)]
-    return jnp.transpose(jnp.asarray(one), order).reshape(matrix.shape)
+    return jnp.transpose(jnp.asarray(array), order).reshape(matrix.shape)
 
 
 def parameter_of(params: PyTree, matrix: ModelMatrix) -> Any:
-    """The parameter that a matrix is in."""
+    """Return the parameter that contains a matrix."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if path_text(path) == matrix.path:
             return leaf
@@ -96,24 +95,24 @@ def parameter_of(params: PyTree, matrix: ModelMatrix) -> Any:
 
 
 def with_parts(params: PyTree, matrices: ModelMatrices, parts: dict[str, Part]) -> PyTree:
-    """The parameters with some matrices stored as `parts`, by name."""
+    """Return the parameters with some matrices stored as `parts`, by name."""
     by_path: dict[str, list[ModelMatrix]] = {}
-    for one in matrices.found:
-        by_path.setdefault(one.path, []).append(one)
+    for matrix in matrices.found:
+        by_path.setdefault(matrix.path, []).append(matrix)
 
     def kept(path: Any, leaf: Any) -> Any:
         own = by_path.get(path_text(path), [])
-        if not any(one.name in parts for one in own):
+        if not any(matrix.name in parts for matrix in own):
             return leaf
-        ordered = sorted(own, key=lambda one: one.number)
+        ordered = sorted(own, key=lambda matrix: matrix.number)
         arrays = matrices_of(leaf, own[0].axes)
-        whole = tuple(parts.get(one.name, arrays[one.number]) for one in ordered)
-        return store(leaf, whole, own[0].axes)
+        stored = tuple(parts.get(matrix.name, arrays[matrix.number]) for matrix in ordered)
+        return store(leaf, stored, own[0].axes)
 
     return jax.tree_util.tree_map_with_path(kept, params, is_leaf=is_stored)
 
 
 def replaced(params: PyTree, matrices: ModelMatrices, parts: dict[str, Part]) -> PyTree:
-    """The parameters as arrays, with what `parts` stand for in place of some matrices."""
+    """Return the parameters as arrays, with the dequantized `parts` for some matrices."""
     wide: dict[str, Part] = {name: part_matrix(part) for name, part in parts.items()}
     return dense_parameters(with_parts(params, matrices, wide))

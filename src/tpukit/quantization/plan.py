@@ -1,4 +1,4 @@
-"""`QuantPlan`: which format every matrix of a model is kept in, and the rules that say so."""
+"""`QuantPlan`: the format of every matrix of a model, and the rules that choose it."""
 
 import re
 from collections import Counter
@@ -32,17 +32,17 @@ LEAST_WEIGHTS = 1024
 
 
 def check_format(name: str) -> str:
-    """The format's name, or an error that names those there are.
+    """Return the canonical name of a format.
 
     Raises:
-        TPUValidationError: There is none of that name.
+        TPUValidationError: The format is unknown.
     """
     if name in KNOWN:
         return name
     if name.startswith(("vq:", "trellis")):
         return parse_vq_format(name).name
     raise TPUValidationError(
-        f"{name!r} is no format of a plan; known are {', '.join(KNOWN)} and "
+        f"{name!r} is no format of a plan; expected one of {', '.join(KNOWN)} and "
         f"vq:<stages>x<entries>x<length>.{did_you_mean(name, KNOWN)}"
     )
 
@@ -52,8 +52,8 @@ class QuantPlan(Shown):
     """A format for every matrix.
 
     Attributes:
-        formats: By the matrix's name, in the order in which they are multiplied.
-        reasons: Why a matrix is left as it is, by name.
+        formats: By name of the matrix, in the order of the model's matmuls.
+        reasons: By name, why a matrix is not quantized.
         unused_rules: Patterns of rules that match no matrix.
     """
 
@@ -63,15 +63,15 @@ class QuantPlan(Shown):
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """Names of the matrices that are not left as they are."""
+        """Names of the quantized matrices."""
         return tuple(name for name, format in self.formats.items() if format != SKIP)
 
     def with_formats(self, formats: Mapping[str, str]) -> "QuantPlan":
-        """The same plan with other formats for some matrices."""
+        """Return the plan with other formats for some matrices."""
         return QuantPlan({**self.formats, **formats}, self.reasons, self.unused_rules)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return {
             "formats": dict(self.formats),
             "reasons": dict(self.reasons),
@@ -80,12 +80,12 @@ class QuantPlan(Shown):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "QuantPlan":
-        """The plan that `to_dict` wrote.
+        """Read a plan that `to_dict` wrote.
 
         Raises:
-            TPUValidationError: A format is not known.
+            TPUValidationError: A format is unknown.
         """
-        formats = {str(name): check_format(one) for name, one in data["formats"].items()}
+        formats = {str(name): check_format(format) for name, format in data["formats"].items()}
         return cls(formats, dict(data.get("reasons", {})), tuple(data.get("unused_rules", ())))
 
     def __rich__(self) -> Table:
@@ -100,27 +100,26 @@ class QuantPlan(Shown):
 def make_plan(
     matrices: ModelMatrices, format: str, *, rules: Rules = (), skip_ends: bool = True
 ) -> QuantPlan:
-    """One format for all matrices but those that are skipped by default or that rules name.
+    """Give all matrices one format, except those that are skipped by default or named by rules.
 
     Args:
-        matrices: Of the model.
-        format: For all others.
-        rules: (pattern, format) pairs; a pattern is searched in names like
-            "layers/mlp/up_proj/kernel[3]", and the last rule that matches counts. They overrule
-            the skips.
-        skip_ends: Whether the first and the last matrix that are not skipped anyway are; models
-            of few matrices keep neither.
+        matrices: The model's matrices.
+        format: The format of all other matrices.
+        rules: (pattern, format) pairs. Patterns are searched in names like
+            "layers/mlp/up_proj/kernel[3]"; the last match wins, also over default skips.
+        skip_ends: Whether to skip the first and the last matrix as well, except in models of few
+            matrices.
     """
     check_format(format)
     for _, wanted in rules:
         check_format(wanted)
     reasons: dict[str, str] = {}
     formats: dict[str, str] = {}
-    for one in matrices.found:
-        why = _skipped(one)
-        formats[one.name] = SKIP if why else format
+    for matrix in matrices.found:
+        why = _skipped(matrix)
+        formats[matrix.name] = SKIP if why else format
         if why:
-            reasons[one.name] = why
+            reasons[matrix.name] = why
     if skip_ends:
         reasons |= _ends(matrices.found, formats)
     formats |= dict.fromkeys(reasons, SKIP)
@@ -144,21 +143,21 @@ def _skipped(matrix: ModelMatrix) -> str:
 
 
 def _ends(matrices: Iterable[ModelMatrix], formats: Mapping[str, str]) -> dict[str, str]:
-    """The first and last matrix of a model without an embedding or unembedding of its own."""
-    left = [one for one in matrices if formats[one.name] != SKIP]
-    stacked = any(one.index for one in left)
+    """Return the first and last matrix of a model without an embedding or unembedding."""
+    left = [matrix for matrix in matrices if formats[matrix.name] != SKIP]
+    stacked = any(matrix.index for matrix in left)
     if stacked or len(left) < len(formats) or len(left) < 4:
         return {}
     return {left[0].name: "the first matrix", left[-1].name: "the last matrix"}
 
 
 def parse_rules(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Rules as they are typed: "pattern=format".
+    """Parse rules of the form "pattern=format".
 
     Raises:
-        TPUValidationError: One has no "=", or its format or pattern is none.
+        TPUValidationError: A rule has no "=", or its format or pattern is not valid.
     """
-    found: list[tuple[str, str]] = []
+    rules: list[tuple[str, str]] = []
     for text in texts:
         pattern, equals, format = text.rpartition("=")
         if not equals or not pattern:
@@ -168,6 +167,8 @@ def parse_rules(texts: Iterable[str]) -> list[tuple[str, str]]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise TPUValidationError(f"the pattern {pattern!r} of a rule: {error}.") from None
-        found.append((pattern, check_format(format)))
-    return found
+            raise TPUValidationError(
+                f"the pattern {pattern!r} of a rule is no regular expression: {error}."
+            ) from None
+        rules.append((pattern, check_format(format)))
+    return rules

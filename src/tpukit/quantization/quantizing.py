@@ -16,11 +16,9 @@ from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, watched
 from ..shown import Shown
-from .integers.qwix_matrices import Method
-from .measures.chip_speed import estimated_speedup
-from .measures.evaluation import QuantizationEvaluation
-from .measures.generation_score import generation_score
-from .measures.speed import measured_speedup
+from .integers import Method
+from .measures.evaluation import QuantizationEvaluation, generation_score
+from .measures.speed import estimated_speedup, measured_speedup
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
 from .report import MatrixRow, QuantReport
@@ -38,7 +36,7 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class QuantizationResult(Shown):
-    """A quantized model and what it lost."""
+    """A quantized model and its report."""
 
     model: QuantizedModel
     report: QuantReport
@@ -75,56 +73,54 @@ def quantize_model(
     mesh: Mesh | None = None,
     progress: Progress = watched,
 ) -> QuantizationResult:
-    """Quantize the matrices of anybody's model by what its outputs lose on data.
+    """Quantize the matrices of a model of any framework, with calibration and measured loss.
 
-    Matrices are found by the products they are multiplied in, so the framework does not matter.
-    Embeddings, norms, routers, the unembedding and, in models without those, the first and the
-    last matrix are left as they are unless a rule names them.
+    Matrices are found by tracing the model's matmuls, so the framework does not matter.
+    Embeddings, norms, routers and the unembedding are not quantized unless a rule names them, and
+    in models without those neither are the first and the last matrix.
 
     Args:
         model: An nnx or equinox module, a linen module, a pair (init, apply), a
             `TransformerConfig` or a preset's name.
         calibration_data: Batches: arrays, pairs (inputs, targets), or mappings of names to
-            arrays (of plain functions: whatever they take).
-        params: The parameters, where the model does not hold them.
-        evaluation_data: Batches that losses are measured on; by default the last quarter of the
-            calibration batches, which are then not calibrated with.
-        format: Of every matrix that nothing else is said of: "vq2", "int4", …; "int4" by default.
+            arrays; for plain functions, their argument.
+        params: The parameters, if the model does not contain them.
+        evaluation_data: Batches to measure on; by default the last quarter of the calibration
+            batches, which is then not used for calibration.
+        format: Format of all matrices that no rule names, such as "vq2"; "int4" by default.
         rules: (pattern, format) pairs; see `make_plan`.
-        plan: All formats at once, in place of a format, rules or a search.
-        target_accuracy_retention: Search for the smallest model whose retention surely reaches
-            this: the lower end of its 95 % interval on held-out data.
-        bits: Search for the best model of at most so many bits a weight, over the quantized
-            matrices, scales and codebooks included.
+        plan: Formats of all matrices, instead of a format, rules or a search.
+        target_accuracy_retention: Search for the smallest model whose retention reaches this with
+            the lower end of its 95 % interval on held-out data.
+        bits: Search for the best model of at most so many bits per weight of the quantized
+            matrices, with scales and codebooks.
         candidates: Formats that a search chooses from.
-        num_calibration_batches: How many batches are read.
-        activations: "int8" also rounds what multiplies a quantized matrix, as it comes.
+        num_calibration_batches: Number of batches to read.
+        activations: "int8" also rounds activations at run time.
         integers: How integers are rounded: "nearest", "gptq" or "awq"; see `round_matrix`.
-        sequential: Blocks of consecutive matrices, in the order they are multiplied: the inputs of
-            each are measured with all blocks before it quantized. 1 measures all at once.
-        tune: Steps of training after all matrices are quantized: entries, scales and what was not
-            quantized, to give the full model's outputs on the calibration data (see
-            `tune_parameters`); bytes stay. A search for a target then tunes every plan that it
-            measures.
-        tune_codes: Whether vector codes change in a tuning, which takes memory for float32
-            matrices and two moments of each; otherwise they stay.
-        seed: Of codebooks, and of the order of batches in a tuning.
+        sequential: Number of blocks of consecutive matrices. Inputs of a block are measured with
+            all earlier blocks quantized; 1 measures all inputs on the full model.
+        tune: Training steps after quantization: codebook entries, scales and parameters that are
+            not quantized are trained towards the full model's outputs on the calibration data
+            (see `tune_parameters`). A search for a target tunes every plan that it measures.
+        tune_codes: Whether tuning changes vector codes, which takes memory for float32 matrices
+            and two moments of each.
+        seed: Seed of codebooks and of the order of batches in tuning.
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
-        chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
-            for it; by default it is measured on the accelerator that is here, if there is one.
-        mesh: Devices that share the model and what is measured: weights are split along its `fsdp`
-            and `tensor` axes, each batch along `data` and `fsdp`, and what devices see is added up.
-            No device holds the whole model where the parameters are given on the host or on the
-            mesh; matrices of one block and shape are fitted on one. The result is that of one
-            device, and lies on the mesh.
-        progress: Called with a line for each thing done.
+        chip: A generation ("v6e") to estimate the report's speedup for, by compiled kernels; by
+            default it is measured on this machine's accelerator, if there is one.
+        mesh: Devices that share the work: weights are sharded along its `fsdp` and `tensor` axes,
+            each batch along `data` and `fsdp`. With parameters on the host or on the mesh no
+            device holds the whole model; matrices of one block and shape are fitted on one
+            device. The result equals that of one device, and is sharded over the mesh.
+        progress: Called with one line per step of the work.
 
     Raises:
-        TargetNotReached: No plan reaches the target, or none that is as small as `bits` asks for;
-            `best` is the `QuantizationResult` that comes nearest.
-        TPUModelError: Nobody knows the model, or it multiplies nothing.
+        TargetNotReached: No plan reaches the target, or none within `bits`; `best` is the nearest
+            `QuantizationResult`.
+        TPUModelError: The kind of model is unknown, or it has no matmul with a parameter.
         TPUValidationError: An argument is not valid.
-        MeshError: Nothing is split along an axis of the mesh.
+        MeshError: Nothing is sharded along an axis of the mesh.
     """
     started = time.perf_counter()
     _check(target_accuracy_retention, bits, plan, format, tune)
@@ -145,19 +141,19 @@ def quantize_model(
 
     def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
         target = target_accuracy_retention
-        found = _reported(calibrated, plan, made, build(made), target=target, started=started)
-        return found if chip is None else _with_speed_on(chip, found, progress)
+        result = _reported(calibrated, plan, made, build(made), target=target, started=started)
+        return result if chip is None else _with_speed_on(chip, result, progress)
 
     base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
     if target_accuracy_retention is None and bits is None:
         return carry_out(base, calibrated.quantize(base))
-    found = make_candidates(calibrated, base, candidates)
-    ladder = Ladder.of(found)
+    made_candidates = make_candidates(calibrated, base, candidates)
+    ladder = Ladder.of(made_candidates)
 
     def chosen(choices: Chosen) -> QuantizationResult:
-        return carry_out(found.plan(choices), _stored(choices))
+        return carry_out(made_candidates.plan(choices), _stored(choices))
 
-    most = None if bits is None else bits * found.weights / 8
+    most = None if bits is None else bits * made_candidates.weights / 8
     if target_accuracy_retention is None:
         assert most is not None
         return chosen(ladder.within(most))
@@ -187,19 +183,20 @@ def _check(
         raise TPUValidationError(f"tune={tune}; expected a number of steps, or 0 for none.")
     if target is not None and not 0 < target <= 1:
         raise TPUValidationError(
-            f"target_accuracy_retention={target}; a share that is kept is above 0 and at most 1."
+            f"target_accuracy_retention={target}; expected a share above 0 and at most 1."
         )
     if bits is not None and not 1 <= bits <= 16:
-        raise TPUValidationError(f"bits={bits}; a weight takes between 1 and 16 bits here.")
+        raise TPUValidationError(f"bits={bits}; expected 1 to 16 bits per weight.")
     searched = target is not None or bits is not None
     if searched and (plan is not None or format is not None):
         raise TPUValidationError(
-            "a format or a plan leaves nothing to search for; give those, or a target or bits."
+            "a search chooses formats itself; expected either a format or plan, or a target or "
+            "bits."
         )
 
 
 def _peek(data: Any) -> tuple[Any, Any]:
-    """The first batch, and all of them."""
+    """Return the first batch, and an iterator over all batches."""
     if hasattr(data, "shape") or hasattr(data, "keys"):
         return data, data
     batches = list(data) if isinstance(data, list | tuple) else iter(data)
@@ -209,17 +206,17 @@ def _peek(data: Any) -> tuple[Any, Any]:
     return first, _chained(first, batches)
 
 
-def _chained(first: Any, rest: Any) -> Iterable[Any]:
+def _chained(first: Any, rest: Any) -> Iterable[PyTree]:
     yield first
     yield from rest
 
 
 def _stored(choices: Chosen) -> dict[str, Stored]:
-    return {name: one.stored for name, one in choices.items()}
+    return {name: choice.stored for name, choice in choices.items()}
 
 
 class _Built(NamedTuple):
-    """A quantized model, and what tuning it did; None where it was not."""
+    """A quantized model, and the report of its tuning, if any."""
 
     model: QuantizedModel
     tuning: TuningReport | None
@@ -234,7 +231,7 @@ def _built(
     codes: bool,
 ) -> _Built:
     subject, tuning = calibrated.subject, None
-    parts = {name: one.part for name, one in made.items()}
+    parts = {name: stored.part for name, stored in made.items()}
     params = with_parts(subject.params, calibrated.matrices, parts)
     if tune:
         params, tuning = tune_parameters(
@@ -263,16 +260,18 @@ def _reported(
     evaluation = _evaluated(calibrated, quantized)
     written, why = generation_score(subject, quantized.params, calibrated.evaluation_batches)
     rows: list[MatrixRow] = []
-    for one in matrices.found:
-        kept = made.get(one.name)
+    for matrix in matrices.found:
+        kept = made.get(matrix.name)
         rows.append(
             MatrixRow(
-                name=one.name,
-                shape=one.shape,
-                format=plan.formats.get(one.name, SKIP),
-                nbytes=array_bytes(matrix_of(subject.params, one) if kept is None else kept.part),
+                name=matrix.name,
+                shape=matrix.shape,
+                format=plan.formats.get(matrix.name, SKIP),
+                nbytes=array_bytes(
+                    matrix_of(subject.params, matrix) if kept is None else kept.part
+                ),
                 error=None if kept is None else kept.error,
-                why=plan.reasons.get(one.name, ""),
+                why=plan.reasons.get(matrix.name, ""),
             )
         )
     leaves: list[Any] = jax.tree.leaves(subject.params)
@@ -295,7 +294,7 @@ def _reported(
 
 
 def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) -> QuantizationResult:
-    """The result with the speedup that kernels compiled for a chip would have."""
+    """Return the result with a speedup estimated by kernels compiled for a chip."""
     kept = "int8" if result.model.activations == "int8" else "bfloat16"
     matrices = [(row.shape, row.format) for row in result.report.matrices]
     speed = estimated_speedup(matrices, chip, activations=kept, progress=progress)
@@ -303,7 +302,7 @@ def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) ->
 
 
 def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> QuantizationEvaluation:
-    """With activations as they are, decoded matrices give the same; rounded ones must be run."""
+    """Evaluate dequantized matrices, or the quantized model itself if it rounds activations."""
     if model.activations == "wide":
         return calibrated.evaluator(model.dequantized())
     return calibrated.evaluator(model.params, apply=model.apply)
@@ -311,11 +310,12 @@ def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> QuantizationEva
 
 def _not_reached(result: QuantizationResult, target: float, bits: float | None) -> TargetNotReached:
     report = result.report
-    size = "" if bits is None else f" at {bits:g} bits a weight"
-    found = report.evaluation.retention
+    size = "" if bits is None else f" at {bits:g} bits per weight"
+    retention = report.evaluation.retention
     return TargetNotReached(
         f"a {report.evaluation.measure} retention of {target:g} is not reached{size}: the best "
-        f"plan keeps {found.text()} at {report.bits_per_weight:.2f} bits. Allow more bits, a lower "
-        "target, finer candidates, or measure on more held-out data; `best` holds the result.",
+        f"plan has {retention.text()} at {report.bits_per_weight:.2f} bits. Allow more "
+        "bits, a lower target, finer candidates, or measure on more held-out data; `best` holds "
+        "the result.",
         best=result,
     )

@@ -1,7 +1,8 @@
-"""`QuantReport`: what was made of a model, how large it is, and what it lost."""
+"""The report of a quantized model, as a table, JSON and a page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hardware.figure import Figure
+from ..pages.charts import BarPiece, stacked_bar
+from ..pages.frame import Page
+from ..pages.markup import Child, Markup
+from ..pages.parts import Column, card, code, headline, section, table
+from ..runtime.files import write_output
 from ..shown import Shown
 from .measures.evaluation import Measured, QuantizationEvaluation
 from .plan import SKIP, QuantPlan
@@ -23,13 +29,13 @@ class MatrixRow(Shown):
     """One matrix of a report.
 
     Attributes:
-        name: Of the matrix.
+        name: Name of the matrix.
         shape: (inputs, outputs).
-        format: What it is kept in; "skip" where it was left.
-        nbytes: As it is kept.
+        format: Its format; "skip" if it is not quantized.
+        nbytes: Stored bytes.
         error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), on the calibration data,
-            before any tuning; None where it was left.
-        why: Why it was left.
+            before any tuning; None if it is not quantized.
+        why: The reason if it is not quantized.
     """
 
     name: str
@@ -41,11 +47,11 @@ class MatrixRow(Shown):
 
     @property
     def bits(self) -> float:
-        """Bits a weight, with scales and codebook."""
+        """Bits per weight, with scales and codebook."""
         return 8 * self.nbytes / (self.shape[0] * self.shape[1])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -59,22 +65,22 @@ class MatrixRow(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantReport(Shown):
-    """What quantizing a model came to.
+    """Sizes, formats, losses and speed of a quantized model.
 
     Attributes:
-        plan: The formats.
-        matrices: One row each, in the order they are multiplied.
-        refused: Parameters that cannot be quantized, and why.
-        parameters: Of the whole model.
-        stored_bytes: Of the whole model as it is kept now.
+        plan: The format of every matrix.
+        matrices: One row per matrix, in the order of the matmuls.
+        refused: Parameters that cannot be quantized, with the reason.
+        parameters: Number of parameters of the whole model.
+        stored_bytes: Bytes of the whole quantized model.
         evaluation: Measured on held-out data.
-        generation: How likely the full model finds what the quantized one writes; None where the
-            model does not generate, with `no_generation` saying why.
+        generation: Generation score (see `measures.evaluation`); None if the model does not
+            generate, with the reason in `no_generation`.
         speedup: Measured on an accelerator, or missing with a reason.
-        calibration_rows: Rows of data that inputs were measured on.
-        tuning: What training entries, scales and the rest did; None where there was none.
-        target: The retention that was asked for.
-        seconds: That it took.
+        calibration_rows: Rows of calibration data.
+        tuning: The report of the tuning, if any.
+        target: The requested retention.
+        seconds: Wall time.
     """
 
     plan: QuantPlan
@@ -93,17 +99,17 @@ class QuantReport(Shown):
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the quantized matrices in bfloat16, over what they take now; 1 with none."""
+        """Bytes of the quantized matrices in bfloat16 over their stored bytes; 1 without any."""
         return self._ratio()[0]
 
     @property
     def file_compression_ratio(self) -> float:
-        """Bytes of the whole model in bfloat16, over what all of it takes now."""
+        """Bytes of the whole model in bfloat16 over its stored bytes."""
         return 2 * self.parameters / max(1, self.stored_bytes)
 
     @property
     def bits_per_weight(self) -> float:
-        """Mean bits of the quantized matrices' weights, scales and codebooks included."""
+        """Mean bits per weight of the quantized matrices, with scales and codebooks."""
         return 16 / self._ratio()[0]
 
     def _ratio(self) -> tuple[float, int]:
@@ -119,11 +125,11 @@ class QuantReport(Shown):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target lies below the whole interval of the retention; None without one."""
+        """Whether the lower end of the retention's interval reaches the target, if there is one."""
         return None if self.target is None else self.evaluation.retention.low >= self.target
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return {
             "compression_ratio": self.compression_ratio,
             "file_compression_ratio": self.file_compression_ratio,
@@ -149,12 +155,12 @@ class QuantReport(Shown):
         }
 
     def facts(self) -> list[tuple[str, str]]:
-        """Name and value of what matters most, for people."""
-        found = self.evaluation
+        """Return names and values of the main figures, as text."""
+        evaluation = self.evaluation
         facts = [
-            (f"{found.measure} retention", found.retention.text()),
-            ("KL, nats", found.kl.text() if found.kl else "– (outputs are no classes)"),
-            ("same choice", found.agreement.text() if found.agreement else "–"),
+            (f"{evaluation.measure} retention", evaluation.retention.text()),
+            ("KL, nats", evaluation.kl.text() if evaluation.kl else "– (outputs are no classes)"),
+            ("same choice", evaluation.agreement.text() if evaluation.agreement else "–"),
             ("generation", self.generation.text() if self.generation else self.no_generation),
             ("bits a weight", f"{self.bits_per_weight:.2f} of the quantized matrices"),
             (
@@ -163,7 +169,7 @@ class QuantReport(Shown):
                 f"{self.file_compression_ratio:.2f}× the whole model",
             ),
             ("speedup", _speed(self.speedup)),
-            ("measured on", f"{found.rows} held-out rows, {found.places:,} places"),
+            ("measured on", f"{evaluation.rows} held-out rows, {evaluation.places:,} places"),
         ]
         if self.tuning is not None:
             facts.append(("tuned, on calibration data it did not see", self.tuning.text()))
@@ -190,3 +196,85 @@ def _speed(speedup: Figure) -> str:
     if speedup.value is None:
         return f"not measured: {speedup.reason}"
     return f"{speedup.value:.2f}× ({speedup.origin}: {speedup.source})"
+
+
+_WIDEST = 16.0  # bits of what is left in bfloat16
+
+
+def write_report(report: QuantReport, path: Path, *, title: str) -> Path:
+    """Write the report as an HTML page.
+
+    Raises:
+        TPUValidationError: The file cannot be written.
+    """
+    write_output(path, render_report(report, title=title))
+    return path
+
+
+def render_report(report: QuantReport, *, title: str) -> str:
+    """Return the HTML page."""
+    facts = table(
+        (Column("what"), Column("value")), report.facts(), caption="What was kept and what it takes"
+    )
+    sections = [
+        section("Measures", facts, intro="95 % intervals by bootstrap over held-out rows."),
+        section(
+            "Bits of each matrix",
+            _bits(report.matrices),
+            intro="Scales and codebooks included, in the order the model multiplies them.",
+        ),
+    ]
+    if report.refused:
+        rows: list[Sequence[Child]] = [(code(p), why) for p, why in report.refused.items()]
+        columns = (Column("parameter"), Column("why"))
+        sections.append(
+            section("Not quantizable", table(columns, rows, caption="Parameters left as they are"))
+        )
+    return Page(
+        title=f"Quantized: {title}",
+        headline=headline(
+            title,
+            f"({report.bits_per_weight:.2f} bits a weight)",
+            lead="Every loss was measured on held-out data.",
+            cards=_cards(report),
+        ),
+        sections=sections,
+        footer="Made by tpukit quantize.",
+    ).render()
+
+
+def _cards(report: QuantReport) -> list[Markup]:
+    evaluation = report.evaluation
+    kept, kl = evaluation.retention, evaluation.kl
+    size = f"{report.file_compression_ratio:.2f}× the whole model, against bfloat16"
+    interval = f"{kept.low:.4f} … {kept.high:.4f}"
+    cards = [
+        card(f"{evaluation.measure} kept".capitalize(), f"{kept.value:.4f}", interval, "measured"),
+        card("Smaller", f"{report.compression_ratio:.2f}×", size, "measured"),
+    ]
+    if kl is not None:
+        about = f"nats, {kl.low:.4f} … {kl.high:.4f}"
+        cards.append(card("KL divergence", f"{kl.value:.4f}", about, "measured"))
+    return cards
+
+
+def _bits(matrices: Sequence[MatrixRow]) -> Markup:
+    columns = (
+        Column("matrix"),
+        Column("", is_bar=True),
+        Column("bits", is_number=True),
+        Column("format"),
+        Column("output error", is_number=True, origin="measured"),
+    )
+    rows: list[Sequence[Child]] = []
+    for row in matrices:
+        left = row.format == SKIP
+        words = f"{row.bits:.2f}"
+        bar = stacked_bar(
+            [BarPiece("c-overhead" if left else "c-matrix", min(row.bits, _WIDEST), words)],
+            whole=_WIDEST,
+            label=words,
+        )
+        error = "–" if row.error is None else f"{row.error:.4f}"
+        rows.append((code(row.name), bar, words, row.why if left else row.format, error))
+    return table(columns, rows, caption="Bits a weight, matrix by matrix")

@@ -1,4 +1,4 @@
-"""The model that is quantized: anybody's, as one function of its parameters and a batch."""
+"""`Subject`: the model to quantize, as one function of its parameters and a batch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from ..models.adapters.functions import FunctionAdapter
@@ -21,24 +22,24 @@ _KEY = 0  # of layers that draw numbers; the same for every call, so that output
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model with its parameters apart.
+    """A model, separate from its parameters.
 
     Attributes:
-        adapter: What calls it.
+        adapter: The adapter that calls it.
         params: Its parameters.
-        model_state: What else it carries.
-        config: Of a reference transformer; None for other models.
-        takes_batches: Whether it is called with the batch as it is, as plain functions are.
+        model_state: Its state besides parameters.
+        config: The configuration of a reference transformer; None for other models.
+        takes_batches: Whether it is called with the unchanged batch, as plain functions are.
     """
 
     adapter: ModelAdapter
-    params: Any
-    model_state: Any
+    params: PyTree
+    model_state: PyTree
     config: TransformerConfig | None
     takes_batches: bool
 
-    def apply(self, params: Any, batch: Any) -> Any:
-        """What the model makes of a batch."""
+    def apply(self, params: PyTree, batch: PyTree) -> PyTree:
+        """Run the model on a batch."""
         with errors_in_trace("the model"):
             if isinstance(self.adapter, FunctionAdapter) and self.takes_batches:
                 return self.adapter.apply_function(params, batch)
@@ -58,28 +59,28 @@ class Subject:
         same = config is None or config.param_dtype == config.dtype
         return Execution(scan_layers=same)
 
-    def batch(self, given: Any) -> Any:
-        """A batch in the form that `apply` takes."""
+    def batch(self, given: PyTree) -> PyTree:
+        """Return a batch in the form that `apply` takes."""
         if isinstance(self.adapter, FunctionAdapter) and self.takes_batches:
             return jax.tree.map(jnp.asarray, given)
         return as_batch(given)
 
-    def inputs(self, arguments: Sequence[Any]) -> Any:
-        """A batch of what a model is called with."""
+    def inputs(self, arguments: Sequence[PyTree]) -> PyTree:
+        """Return the model's inputs as a batch."""
         if isinstance(self.adapter, FunctionAdapter) and self.takes_batches:
             return arguments[0]
         return as_batch(arguments[0])
 
 
-def as_batch(given: Any) -> dict[str, jax.Array]:
-    """A batch by names: an array is `inputs`, a pair (inputs, targets).
+def as_batch(given: PyTree) -> dict[str, jax.Array]:
+    """Return a batch as a mapping; an array becomes `inputs`, a pair `inputs` and `targets`.
 
     Raises:
-        TPUValidationError: It is neither, nor a mapping.
+        TPUValidationError: The batch has another type.
     """
     if isinstance(given, Mapping):
-        found: dict[str, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
-        return {name: jnp.asarray(value) for name, value in found.items()}
+        batch: dict[str, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
+        return {name: jnp.asarray(value) for name, value in batch.items()}
     if isinstance(given, tuple | list) and len(given) == 2:  # pyright: ignore[reportUnknownArgumentType]
         return {"inputs": jnp.asarray(given[0]), "targets": jnp.asarray(given[1])}
     if hasattr(given, "shape") and hasattr(given, "dtype"):
@@ -90,22 +91,22 @@ def as_batch(given: Any) -> dict[str, jax.Array]:
     )
 
 
-def make_subject(model: Any, params: Any, example: Any) -> Subject:
-    """The model ready for calls.
+def make_subject(model: Any, params: PyTree, example: PyTree) -> Subject:
+    """Build a subject from a model of any kind.
 
     Args:
-        model: What `tpukit.models` adapts: an nnx or equinox module, a linen module, a pair
+        model: A model that `tpukit.models` adapts: an nnx or equinox module, a linen module, a pair
             (init, apply), a `TransformerConfig` or a preset's name.
-        params: Its parameters, where the model does not hold them.
+        params: Its parameters, if the model does not contain them.
         example: One batch of data.
 
     Raises:
-        TPUModelError: Nobody knows the model, or its parameters are missing.
+        TPUModelError: The kind of model is unknown, or its parameters are missing.
     """
     plain = type(model) in (tuple, list) and len(model) == 2
     batch: dict[str, Any] = {} if plain else as_batch(example)
     names = [name for name in batch if name != "targets"] or ["inputs"]
-    shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in batch.items()}
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in batch.items()}
     adapter = adapt(model, inputs=names, batch_shapes=shapes)
     if adapter.initialised:
         own = adapter.init(jax.random.key(0))
@@ -124,9 +125,9 @@ def make_subject(model: Any, params: Any, example: Any) -> Subject:
 
 
 def _experts_side_by_side(config: TransformerConfig) -> TransformerConfig:
-    """The same model with the products of all experts in one, where each is seen by itself.
+    """Return the model with one matmul over all experts, in which each expert's inputs are seen.
 
-    Room for every token with every expert: nothing is dropped, so outputs stay.
+    The capacity is every token per expert, so no token is dropped and outputs stay.
     """
 
     def changes(layer: LayerConfig) -> dict[str, Any]:
@@ -143,8 +144,8 @@ def _experts_side_by_side(config: TransformerConfig) -> TransformerConfig:
     return config.replace(layer_kinds=kinds)
 
 
-def _with_state(adapter: ModelAdapter, params: Any) -> Variables:
-    """Parameters, and the state of models that are given both as one tree."""
+def _with_state(adapter: ModelAdapter, params: PyTree) -> Variables:
+    """Split a tree into parameters and model state."""
     if isinstance(params, Variables):
         return params
     linen = isinstance(params, Mapping) and "params" in params
@@ -154,26 +155,28 @@ def _with_state(adapter: ModelAdapter, params: Any) -> Variables:
     return Variables(params, {})
 
 
-def read_batches(data: Any, count: int, take: Callable[[Any], Any]) -> list[Any]:
-    """At most `count` batches of calibration data.
+def read_batches(data: Any, count: int, take: Callable[[PyTree], PyTree]) -> list[PyTree]:
+    """Read up to `count` batches of calibration data.
 
     Raises:
-        TPUValidationError: There are none.
+        TPUValidationError: There are no batches.
     """
     single = isinstance(data, Mapping) or hasattr(data, "shape")
-    source: Iterable[Any] = [data] if single else data
-    found = [take(batch) for batch in islice(source, count)]
-    if not found:
+    source: Iterable[PyTree] = [data] if single else data
+    batches = [take(batch) for batch in islice(source, count)]
+    if not batches:
         raise TPUValidationError(
             "there is no calibration data: expected at least one batch of inputs."
         )
-    return found
+    return batches
 
 
-def held_out(batches: Sequence[Any], most: int | None = None) -> tuple[list[Any], list[Any]]:
-    """(to calibrate with, to measure on): the last quarter is held out, or half of one batch.
+def held_out(
+    batches: Sequence[PyTree], most: int | None = None
+) -> tuple[list[PyTree], list[PyTree]]:
+    """Split data into (calibration, held out): the last quarter, or half of a single batch.
 
-    Of the quarter `most` batches at most, where that is given.
+    `most` limits the number of held-out batches.
     """
     if len(batches) > 1:
         quarter = max(1, len(batches) // 4)
@@ -183,7 +186,7 @@ def held_out(batches: Sequence[Any], most: int | None = None) -> tuple[list[Any]
     half = min(rows) // 2 if rows else 0
     if not half:
         raise TPUValidationError(
-            "there is one batch of one row, and nothing to measure on: give more rows or batches, "
+            "one batch of one row leaves nothing to measure on; give more rows or batches, "
             "or evaluation_data=…."
         )
     parts = (slice(None, half), slice(half, None))

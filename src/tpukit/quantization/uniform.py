@@ -1,5 +1,6 @@
-"""`quantize_for_tpu`: a whole model in one format, with no data at all."""
+"""Quantize a whole model in one format without calibration data, and the base of LoRA training."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -8,12 +9,66 @@ import jax.numpy as jnp
 from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.stored.calibration import find_matrices
-from ..models.stored.part import Part
+from ..models.stored.parameter import with_stacks
+from ..models.stored.parts import Part
 from ..models.stored.running import Activations
+from .files.model_files import load_quantized
+from .integers import Method, quantize_integers
 from .model import QuantizedModel, matrix_of, with_parts
-from .plan import SKIP, Rules, make_plan
-from .rounding import round_matrix
+from .plan import INTEGERS, SKIP, Rules, make_plan
 from .subject import Subject, as_batch, make_subject
+from .vector_codes.codec import quantize_matrices
+
+
+def round_matrix(
+    weight: jax.Array,
+    format: str,
+    *,
+    hessian: jax.Array | None,
+    integers: Method | None = None,
+    seed: int = 0,
+    codec: dict[str, Any] | None = None,
+) -> Part:
+    """Quantize an (inputs, outputs) matrix in a format of a `QuantPlan`.
+
+    Args:
+        weight: The matrix.
+        format: Its name; "bf16" rounds to bfloat16.
+        hessian: XᵀX of its inputs, or None.
+        integers: Rounding of integers; by default "gptq" for int4 with a hessian, else "nearest".
+        seed: Seed of the codebooks.
+        codec: Other arguments of `quantize_matrix`.
+    """
+    made = round_matrices(
+        [weight], format, hessians=[hessian], integers=integers, seed=seed, codec=codec
+    )
+    return made[0]
+
+
+def round_matrices(
+    weights: Sequence[jax.Array],
+    format: str,
+    *,
+    hessians: Sequence[jax.Array | None],
+    integers: Method | None = None,
+    seed: int = 0,
+    codec: dict[str, Any] | None = None,
+) -> list[Part]:
+    """Quantize matrices of one shape in one format; see `round_matrix`."""
+    if format == "bf16":
+        return [weight.astype(jnp.bfloat16) for weight in weights]
+    if format not in INTEGERS:
+        made = quantize_matrices(weights, hessians, format=format, seed=seed, **(codec or {}))
+        return [*made]
+    parts: list[Part] = []
+    for weight, hessian in zip(weights, hessians, strict=True):
+        default: Method = "gptq" if format == "int4" and hessian is not None else "nearest"
+        method = integers or default
+        if format == "fp8" and method == "gptq":
+            method = "nearest"
+        parts.append(quantize_integers(weight, format, hessian=hessian, method=method))
+    return parts
+
 
 _OF_BITS = {8: "int8", 4: "int4", 16: "bf16"}
 
@@ -33,20 +88,20 @@ def quantize_for_tpu(
 ) -> QuantizedModel:
     """Round a model's matrices to the nearest values of a format that TPUs multiply.
 
-    There is no calibration and no measure of what is lost; `quantize_model` has both.
+    It neither calibrates nor measures the loss; `quantize_model` does both.
 
     Args:
         model: See `quantize_model`.
-        bits: 8 (int8), 4 (int4, a scale for every 128 inputs) or 16 (bfloat16).
-        params: The parameters, where the model does not hold them.
-        inputs: A batch, or one's shapes; where it is left out, the batch is guessed from the
-            model's first matrix (a model of vectors), or is tokens (a reference transformer).
-        format: In place of bits; "fp8" is native on 7x only.
-        activations: "int8" also rounds what multiplies a quantized matrix, as it comes.
+        bits: 8 (int8), 4 (int4, one scale per 128 inputs) or 16 (bfloat16).
+        params: The parameters, if the model does not contain them.
+        inputs: A batch or its shapes; by default guessed from the widths of the model's matrices,
+            or tokens for a reference transformer.
+        format: Instead of bits; "fp8" is native on 7x only.
+        activations: "int8" also rounds activations at run time.
         rules: See `make_plan`.
 
     Raises:
-        TPUValidationError: No format has so many bits.
+        TPUValidationError: No format has this number of bits.
         TPUModelError: Inputs cannot be guessed.
     """
     chosen = format or _OF_BITS.get(bits)
@@ -59,10 +114,10 @@ def quantize_for_tpu(
     matrices = find_matrices(subject.apply, subject.params, batch)
     plan = make_plan(matrices, chosen, rules=rules, skip_ends=False)
     parts: dict[str, Part] = {}
-    for one in matrices.found:
-        if plan.formats[one.name] != SKIP:
-            weight = matrix_of(subject.params, one)
-            parts[one.name] = round_matrix(weight, plan.formats[one.name], hessian=None)
+    for matrix in matrices.found:
+        if plan.formats[matrix.name] != SKIP:
+            weight = matrix_of(subject.params, matrix)
+            parts[matrix.name] = round_matrix(weight, plan.formats[matrix.name], hessian=None)
     if not parts:
         raise TPUModelError(
             "the model has no matrix to quantize: those it multiplies are skipped ("
@@ -72,7 +127,7 @@ def quantize_for_tpu(
     return QuantizedModel(with_parts(subject.params, matrices, parts), subject, activations)
 
 
-def _subject(model: Any, params: PyTree, inputs: Any) -> tuple[Subject, Any]:
+def _subject(model: Any, params: PyTree, inputs: PyTree) -> tuple[Subject, Any]:
     if inputs is not None:
         subject = make_subject(model, params, inputs)
         return subject, subject.batch(inputs)
@@ -89,13 +144,13 @@ def _subject(model: Any, params: PyTree, inputs: Any) -> tuple[Subject, Any]:
         else:
             return subject, batch
     raise TPUModelError(
-        "what the model is called with cannot be guessed from its parameters; pass a batch: "
+        "the inputs of the model cannot be guessed from its parameters; pass a batch: "
         "quantize_for_tpu(model, bits=8, inputs=…)."
     )
 
 
 def _guesses(model: Any, params: PyTree) -> list[Any]:
-    """Tokens, and vectors of every width that a matrix of the model has."""
+    """Return candidate batches: tokens, and vectors of every width of the model's matrices."""
     tokens = jnp.zeros((1, 8), jnp.int32)
     widths: dict[int, None] = {}
     probe = make_subject(model, params, as_batch(tokens))
@@ -104,3 +159,36 @@ def _guesses(model: Any, params: PyTree) -> list[Any]:
             widths |= dict.fromkeys((leaf.shape[-2], leaf.shape[-1]))
     vectors = [jnp.zeros((2, width), jnp.float32) for width in widths]
     return [tokens, *vectors] if probe.config is not None else [*vectors, tokens]
+
+
+def rounded_base(
+    model: Any, format: Any, batch: Mapping[str, jax.ShapeDtypeStruct]
+) -> Callable[[PyTree], PyTree]:
+    """Return a function that rounds a model's matrices to the nearest values of a format.
+
+    The function can be traced. Embeddings, norms and routers stay in full precision, as in
+    `quantize_for_tpu`. Matrices of all layers are stacked; stacking them in every step for the scan
+    over layers would keep them twice.
+
+    Args:
+        model: See `quantize_for_tpu`.
+        format: "int8", "int4" or "fp8".
+        batch: Shapes of a batch.
+    """
+
+    def keep(params: PyTree) -> PyTree:
+        inputs = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in batch.items()}
+        made = quantize_for_tpu(model, params=params, inputs=inputs, format=format)
+        return with_stacks(made.params)
+
+    return keep
+
+
+def saved_base(folder: str) -> Callable[[PyTree], PyTree]:
+    """Return a function that returns zeros in the structure of a quantized folder's parameters.
+
+    It is for tracing shapes; `load_quantized` reads the values.
+    """
+    held = load_quantized(folder).params
+    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), held)
+    return lambda _: jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)

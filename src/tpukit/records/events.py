@@ -1,34 +1,35 @@
-"""`events.jsonl`: what happened to a run, attempt after attempt; nothing is ever taken out of it.
+"""`events.jsonl`: what happened to a run, attempt after attempt; no line is ever removed.
 
-| event | what it says |
+| event | data |
 |---|---|
-| attempt started | `attempt` (0, 1, …), the `step` it begins after, `total_steps`, devices … |
-| spent | `seconds` that went into `what`, a name of `Goodput.spent_s` |
+| attempt started | `attempt` (0, 1, …), the `step` it continues from, `total_steps`, devices … |
+| spent | `seconds` spent on `what`, a name of `Goodput.spent_s` |
 | save failed | `failed_step`, whose checkpoint was not written, and the last `good_step` |
-| progress, saved | the `step` that is reached, the attempt's `wall_s` and `productive_s` up to it |
-| rolled back | from which step to which, and the same two |
-| preempted, recompiled, note | as they say |
-| attempt ended | `reason`, and the same three; `seen_by` says who wrote it for a killed attempt |
+| progress, saved | the `step` reached, the attempt's `wall_s` and `productive_s` up to it |
+| rolled back | the `step` it returned to, `lost_steps`, and the same two times |
+| preempted, recompiled, note | their own data |
+| attempt ended | `reason`, step and times; `seen_by` where a later attempt wrote it after a kill |
 
-A line goes to the operating system at once, so a kill loses none. `wall_s` is of a clock that never
-jumps, and so is `uptime_s` of every line, which counts from the start of the machine (`boot`). A
-full disk delays events and never stops the run.
+Each line goes to the operating system at once, so a kill loses none. `wall_s` is measured by a
+clock that never jumps, and so is `uptime_s` of every line, which counts from the machine's start
+(`boot`). A full disk delays events and never stops the run.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.plain_files import read_plain
-from ..runtime.run_tail import is_number, is_time
 from ..shown import Shown
-from .lines import AppendedLines
+from .lines import AppendedLines, is_number, is_time, parse_lines
 
-# Seconds between two lines of progress; what came after the last is in the host's step records.
+# Seconds between two "progress" events; later steps are in the host's step records.
 PROGRESS_EVERY_S = 60.0
+ATTEMPT_STARTED, ATTEMPT_ENDED = "attempt started", "attempt ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,16 @@ class Event(Shown):
     Attributes:
         time: Unix seconds.
         event: What happened: "attempt started", "spent", "saved" …
-        data: Everything else the line says.
+        data: The line's other values.
     """
 
     time: float
     event: str
-    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    data: JsonMapping = field(default_factory=JsonObject)
 
     @classmethod
-    def from_dict(cls, line: Mapping[str, Any]) -> "Event | None":
-        """Read what `to_dict` wrote; None when it is no event."""
+    def from_dict(cls, line: JsonMapping) -> "Event | None":
+        """Read what `to_dict` wrote; None for anything else."""
         at, event = line.get("time"), line.get("event")
         if not isinstance(event, str) or not is_time(at):
             return None
@@ -56,17 +57,17 @@ class Event(Shown):
         return cls(float(at), event, rest)
 
     def number(self, name: str) -> float | None:
-        """Return a finite number of the line; None when it has none of that name."""
+        """Return a finite number of the line; None where it has none of that name."""
         value = self.data.get(name)
         return float(value) if is_number(value) else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as in the file."""
+    def to_dict(self) -> JsonObject:
+        """Return the event as the file has it."""
         return {"time": self.time, "event": self.event, **self.data}
 
 
 class EventsFile:
-    """Appends events; one for each run, on process 0."""
+    """Appends events; process 0 of a run has one."""
 
     def __init__(self, path: Path) -> None:
         self._lines = AppendedLines(path)
@@ -74,7 +75,7 @@ class EventsFile:
     def write(
         self, event: str, *, at: float | None = None, uptime_s: float | None = None, **data: Any
     ) -> None:
-        """Append one event, of now unless `at` says another time, and `uptime_s` the same."""
+        """Append one event of now, or of another time given as `at` and `uptime_s`."""
         if at is None:
             at, uptime_s = time.time(), time.monotonic()
         if uptime_s is not None:
@@ -88,7 +89,7 @@ class EventsFile:
 
 
 def good_saves(events: Iterable[Event]) -> list[Event]:
-    """Return the "saved" events whose checkpoint was not found to have failed afterwards."""
+    """Return the "saved" events, without those whose checkpoint later turned out to have failed."""
     good: dict[float | None, Event] = {}
     for event in events:
         if event.event == "saved":
@@ -99,7 +100,7 @@ def good_saves(events: Iterable[Event]) -> list[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a file; none when it is not there."""
+    """Return the events of a file; none where it cannot be read."""
     try:
         lines = read_plain(path).split(b"\n")
     except OSError:
@@ -107,14 +108,9 @@ def read_events(path: Path) -> list[Event]:
     return list(parse_events(lines))
 
 
-def parse_events(lines: list[bytes]) -> Iterator[Event]:
-    """Yield the events that lines hold; those a kill cut short are passed over."""
-    for line in lines:
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            event = Event.from_dict(cast("dict[str, Any]", data))
-            if event is not None:
-                yield event
+def parse_events(lines: Sequence[bytes]) -> Iterator[Event]:
+    """Yield the events in some lines; a line that a kill cut short is skipped."""
+    for record in parse_lines(lines):
+        event = Event.from_dict(record) if record else None
+        if event is not None:
+            yield event

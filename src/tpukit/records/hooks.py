@@ -1,20 +1,21 @@
-"""Hooks: three methods that see a run start, every record it writes, and its end."""
+"""Hooks: observers of a run's start, its records and its end."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from ..errors import ConfigError, MissingExtraError, did_you_mean
+from ..plain_data import JsonMapping, JsonObject
 
-SKIPPED, TRACED = 2, 3  # records: the first steps still warm up, and traces are large
+SKIPPED, TRACED = 2, 3  # records to skip (warm-up) and to trace (traces are large)
 FOLDER = "profile"
 PROFILE_MARK = "tpukit.profile"
-"""The annotation in a trace that marks what counts, with a label and the kind of device."""
+"""Name of the annotation around the profiled block, with a label and the kind of device."""
 
 
 def profile_marks(label: str, **more: str) -> dict[str, str]:
-    """What is written beside the mark, without the signs that jax separates its parts with."""
+    """Return the annotations beside the mark, quoted so that jax's separators do not occur."""
     import jax
 
     kinds = {device.device_kind for device in jax.local_devices()}
@@ -23,29 +24,29 @@ def profile_marks(label: str, **more: str) -> dict[str, str]:
 
 
 class RunEnd(Protocol):
-    """How a run ended, as plain data."""
+    """The result of a run."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Losses, times and where they came from."""
+    def to_dict(self) -> JsonObject:
+        """Return losses, times and their origins as plain data."""
         ...
 
 
 class TrainingHook(Protocol):
-    """Observer of a run; called between steps, so it must not wait.
+    """Observer of a run; called between steps, so it must not block.
 
     It is called on process 0 only, unless it has an attribute `on_every_process` that is true.
     """
 
-    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
-        """The run is about to take its first step; `identity` says which, and how it learns."""
+    def on_start(self, run_dir: Path, identity: JsonMapping) -> None:
+        """Called before the first step; `identity` is the run's model, data and recipe."""
         ...
 
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        """A record was written to metrics.jsonl; `record["step"]` is its step."""
+    def on_record(self, record: JsonMapping) -> None:
+        """Called after a record was written to metrics.jsonl; `record["step"]` is its step."""
         ...
 
     def on_end(self, result: "RunEnd | None") -> None:
-        """The run has ended; None when by an error."""
+        """Called at the end of the run, with None after an error."""
         ...
 
 
@@ -57,11 +58,11 @@ class ProfileHook:
         self._seen = 0
         self._mark: Any = None  # open while a trace is recorded
 
-    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
-        """Remember where to write."""
+    def on_start(self, run_dir: Path, identity: JsonMapping) -> None:
+        """Set the trace's folder."""
         self._folder, self._seen = run_dir / FOLDER, 0
 
-    def on_record(self, record: Mapping[str, Any]) -> None:
+    def on_record(self, record: JsonMapping) -> None:
         """Start the trace after the first steps, and stop it a few later."""
         import jax
 
@@ -75,7 +76,7 @@ class ProfileHook:
             self._stop()
 
     def on_end(self, result: RunEnd | None) -> None:
-        """Stop, where the run ended before."""
+        """Stop a trace that is still being recorded."""
         self._stop()
 
     def _stop(self) -> None:
@@ -88,10 +89,10 @@ class ProfileHook:
 
 
 class TensorBoardHook:
-    """Writes every number of every record; look at it with `tensorboard --logdir RUN_DIR`.
+    """Writes every number of every record for `tensorboard --logdir RUN_DIR`.
 
     Args:
-        log_dir: Where to; `tensorboard/` in the run directory by default.
+        log_dir: Folder of the event file; `tensorboard/` in the run directory by default.
     """
 
     def __init__(self, log_dir: str | Path | None = None) -> None:
@@ -105,12 +106,12 @@ class TensorBoardHook:
         self._log_dir = log_dir
         self._writer: Any = None
 
-    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+    def on_start(self, run_dir: Path, identity: JsonMapping) -> None:
         """Open the event file."""
         folder = Path(self._log_dir) if self._log_dir else run_dir / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder))
 
-    def on_record(self, record: Mapping[str, Any]) -> None:
+    def on_record(self, record: JsonMapping) -> None:
         """Add the record's numbers."""
         for name, value in record.items():
             if isinstance(value, float) and name != "time":
@@ -126,7 +127,7 @@ class WandbHook:
     """Logs every record; `WANDB_MODE=offline` keeps it on this machine.
 
     Args:
-        project: The project it belongs to; wandb's own settings decide when left out.
+        project: The wandb project; wandb's own setting by default.
     """
 
     def __init__(self, project: str | None = None) -> None:
@@ -140,8 +141,8 @@ class WandbHook:
         self._project = project
         self._run: Any = None
 
-    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
-        """Start a run, or go on with the one of this folder."""
+    def on_start(self, run_dir: Path, identity: JsonMapping) -> None:
+        """Start a wandb run, or resume the one of this folder."""
         self._run = self._module.init(
             project=self._project,
             name=run_dir.name,
@@ -149,10 +150,10 @@ class WandbHook:
             resume="allow",
             dir=str(run_dir),
             config=dict(identity),
-            allow_val_change=True,  # a run may go on with another learning rate
+            allow_val_change=True,  # a run may be resumed with another learning rate
         )
 
-    def on_record(self, record: Mapping[str, Any]) -> None:
+    def on_record(self, record: JsonMapping) -> None:
         """Log the record at its step."""
         self._run.log(dict(record), step=record["step"])
 
@@ -162,24 +163,24 @@ class WandbHook:
             self._run.finish(exit_code=0 if result is not None else 1)
 
 
-def make_hooks(wanted: Iterable[str | TrainingHook], *, process: int = 0) -> list[TrainingHook]:
-    """The hooks that are wanted on a process, those called by their names made.
+def make_hooks(chosen: Iterable[str | TrainingHook], *, process: int = 0) -> list[TrainingHook]:
+    """Return the hooks to call on a process; hooks given by name are created.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: No hook has this name.
     """
-    known = {"tensorboard": TensorBoardHook, "wandb": WandbHook, "profile": ProfileHook}
+    built_in = {"tensorboard": TensorBoardHook, "wandb": WandbHook, "profile": ProfileHook}
     hooks: list[TrainingHook] = []
-    for name in wanted:
+    for name in chosen:
         if not isinstance(name, str):
             if process == 0 or getattr(name, "on_every_process", False):
                 hooks.append(name)
             continue
-        if name not in known:
+        if name not in built_in:
             raise ConfigError(
-                f"no hook is called '{name}'; there are {', '.join(known)}."
-                + did_you_mean(name, known)
+                f"no hook is called '{name}'; there are {', '.join(built_in)}."
+                + did_you_mean(name, built_in)
             )
         if process == 0:
-            hooks.append(known[name]())
+            hooks.append(built_in[name]())
     return hooks

@@ -1,23 +1,21 @@
-"""`hosts/<process>/steps.jsonl`: what each host did itself in every step.
+"""`hosts/<process>/steps.jsonl`: how long each host took itself in every step.
 
-All hosts of a synchronous step see the same step time, however slow one of them is. What tells them
-apart is what each did before it could dispatch, so every process keeps a record of its own. Lines
-are kept in memory and written once a second: a kill loses those of the last one.
+All hosts of a synchronous step see the same step time, however slow one of them is. They differ in
+the time before their dispatch, so every process writes a record of its own. Lines are written once
+per second, so a kill loses those of the last second.
 """
 
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from pydantic_core import from_json
-
-from ..runtime.run_files import HOST_STEPS_FILE, HOSTS_FOLDER
-from ..runtime.run_tail import is_number, is_time
-from .lines import AppendedLines, read_end
+from ..plain_data import JsonObject
+from .lines import AppendedLines, is_number, is_time, parse_lines, try_read_end
+from .names import HOST_STEPS_FILE, HOSTS_FOLDER, INPUT_STALL, STEP_TIME
 
 FLUSH_EVERY_S = 1.0
 _TAIL, _LONGEST_TAIL = 16 << 10, 16 << 20
@@ -25,16 +23,16 @@ _TAIL, _LONGEST_TAIL = 16 << 10, 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """One step as one host lived it.
+    """One step of one host.
 
     Attributes:
-        time: Unix seconds when it was seen to complete.
+        time: Unix seconds at which the host saw the step complete.
         step: Counted from 1.
-        step_time_s: From the completion of the step before it.
-        input_s: Waiting for this host's rows of the batch.
-        input_stall_s: The part of it during which the host's devices had nothing to do.
-        checkpoint_s: In the call that saved a checkpoint before this step.
-        dispatch_s: Handing rows and program to the devices.
+        step_time_s: Seconds since the completion of the step before it.
+        input_s: Seconds of waiting for this host's rows of the batch.
+        input_stall_s: The part of `input_s` in which the host's devices were idle.
+        checkpoint_s: Seconds in the call that saved a checkpoint before this step.
+        dispatch_s: Seconds of handing rows and program to the devices.
         host: The machine's name.
     """
 
@@ -48,14 +46,17 @@ class HostStep:
     host: str = ""
 
 
-NUMBERS = ("step_time_s", "input_s", "input_stall_s", "checkpoint_s", "dispatch_s")
+NUMBERS = (STEP_TIME, "input_s", INPUT_STALL, "checkpoint_s", "dispatch_s")
+# Formatted by hand: it is written in every step, and json.dumps takes three times as long.
+_SECONDS = "".join(f'"{name}": %.6g, ' for name in NUMBERS)
+_LINE = f'{{"time": %.6f, "step": %d, {_SECONDS}"host": %s}}\n'
 
 
 class HostSteps:
     """Writes the steps of one process.
 
     Args:
-        run_dir: The run's folder, which all processes reach or each has one of.
+        run_dir: The run's folder, shared by all processes or one per host.
         process: Index of this process.
     """
 
@@ -77,59 +78,49 @@ class HostSteps:
     ) -> None:
         """Record a step that has completed now."""
         now = time.time()
-        # By hand: this is in every step, and json.dumps takes three times as long.
-        self._waiting.append(
-            f'{{"time": {now:.6f}, "step": {step}, "step_time_s": {step_time_s:.6g}, '
-            f'"input_s": {input_s:.6g}, "input_stall_s": {input_stall_s:.6g}, '
-            f'"checkpoint_s": {checkpoint_s:.6g}, "dispatch_s": {dispatch_s:.6g}, '
-            f'"host": {self._host}}}\n'
-        )
+        seconds = step_time_s, input_s, input_stall_s, checkpoint_s, dispatch_s
+        self._waiting.append(_LINE % (now, step, *seconds, self._host))
         if not 0 <= now - self._written < FLUSH_EVERY_S:
             self._written = now
             self.flush()
 
     def flush(self) -> None:
-        """Give what is waiting to the operating system."""
+        """Write the waiting lines."""
         if self._waiting:
             self._lines.write("".join(self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
-        """Write the rest, and close the file."""
+        """Write the waiting lines, and close the file."""
         self.flush()
         self._lines.close()
 
 
 def steps_file(run_dir: Path, process: int) -> Path:
-    """Return where a process writes its steps."""
+    """Return the path of a process's step records."""
     return run_dir / HOSTS_FOLDER / str(process) / HOST_STEPS_FILE
 
 
 def read_newest_steps(run_dir: Path, process: int, *, since: float) -> list[HostStep]:
-    """Return the steps that a process recorded after a time, as far as a few megabytes reach."""
+    """Return the steps that a process recorded after a time, from the last 16 MiB at most."""
     size, path = _TAIL, steps_file(run_dir, process)
     while True:
-        lines, is_whole = read_end(path, size, inside=run_dir)
+        lines, is_all = try_read_end(path, size, inside=run_dir)
         steps = list(parse_steps(lines))
-        if is_whole or size >= _LONGEST_TAIL or (steps and steps[0].time <= since):
+        if is_all or size >= _LONGEST_TAIL or (steps and steps[0].time <= since):
             return [step for step in steps if step.time > since]
         size *= 4
 
 
-def parse_steps(lines: list[bytes]) -> Iterator[HostStep]:
-    """Yield the steps that lines hold; those that are cut short are passed over."""
-    for line in lines:
-        try:
-            data: Any = from_json(line)
-        except ValueError:
-            continue
-        if isinstance(data, dict):
-            step = _step(cast("dict[str, Any]", data))
-            if step is not None:
-                yield step
+def parse_steps(lines: Sequence[bytes]) -> Iterator[HostStep]:
+    """Yield the steps in some lines; a line that was cut short is skipped."""
+    for record in parse_lines(lines):
+        step = _step(record) if record else None
+        if step is not None:
+            yield step
 
 
-def _step(data: dict[str, Any]) -> HostStep | None:
+def _step(data: JsonObject) -> HostStep | None:
     values = [data.get("time"), data.get("step"), *(data.get(name, 0.0) for name in NUMBERS)]
     if not all(map(is_number, values)) or not is_time(values[0]):
         return None

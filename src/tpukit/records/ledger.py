@@ -1,10 +1,9 @@
-"""Where the time of a run goes: steps that count, and everything else by name."""
+"""The time of a run: steps that count, and everything else by cause."""
 
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..shown import Shown
 
@@ -14,30 +13,22 @@ class Goodput(Shown):
     """The share of wall time spent in steps that count (origin: measured).
 
     Attributes:
-        wall_s: From the start of `train()`.
-        productive_s: In steps whose result was kept, without waiting for input.
-        spent_s: The rest by name: compile, restore, initialise, checkpoint, evaluate,
-            input_stall (devices idle for want of a batch), lost (steps rolled back).
+        wall_s: Seconds from the start of `train()`.
+        productive_s: Seconds in steps whose result was kept, without waiting for input.
+        spent_s: Other seconds by cause: compile, restore, initialise, checkpoint, evaluate,
+            input_stall (devices wait for a batch), lost (steps rolled back).
     """
 
     wall_s: float
     productive_s: float
     spent_s: dict[str, float] = field(default_factory=dict[str, float])
+    origin = "measured"
+    _facts = ("origin", ("goodput", "share"), "wall_s", "productive_s", "spent_s")
 
     @property
     def share(self) -> float | None:
         """Productive over wall time; None before any time has passed."""
         return self.productive_s / self.wall_s if self.wall_s > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "origin": "measured",
-            "goodput": self.share,
-            "wall_s": self.wall_s,
-            "productive_s": self.productive_s,
-            "spent_s": dict(self.spent_s),
-        }
 
     def __str__(self) -> str:
         if self.share is None:
@@ -45,19 +36,19 @@ class Goodput(Shown):
         rest = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f} s"
             for name, value in self.spent_s.items()
-            if value >= 0.05  # the rest would read 0.0
+            if value >= 0.05  # shorter ones would read 0.0
         )
         return f"{self.share:.1%} of {self.wall_s:.1f} s" + (f" ({rest})" if rest else "")
 
 
 class Ledger:
-    """Adds up where time goes, and times steps by when each completes.
+    """Adds up time by cause, and times steps by their completion.
 
-    Steps are dispatched ahead, so a step lasts from the completion of the one before it, or from
-    `mark()` where something else came between.
+    Steps are dispatched ahead, so a step is timed from the completion of the one before it, or from
+    `mark()` after other work in between.
 
     Attributes:
-        on_booked: Told of everything that is booked but for the input waited for in each step.
+        on_booked: Called with cause and seconds of all booked time, except input stalls of steps.
     """
 
     on_booked: Callable[[str, float], None] | None = None
@@ -70,7 +61,7 @@ class Ledger:
 
     @contextmanager
     def doing(self, what: str) -> Generator[None]:
-        """Book the time of the block under a name; the next step is timed from its end."""
+        """Book the time of the block under a cause; the next step is timed from its end."""
         began = time.perf_counter()
         try:
             yield
@@ -81,15 +72,15 @@ class Ledger:
             self._tell(what, took)
 
     def add(self, what: str, seconds: float) -> None:
-        """Book some seconds under a name."""
+        """Add seconds to a cause."""
         self._spent[what] = self._spent.get(what, 0.0) + seconds
 
     def mark(self) -> None:
-        """The next step begins now."""
+        """Time the next step from now."""
         self._mark = time.perf_counter()
 
     def completed(self, step: int, *, stalled_s: float) -> float:
-        """A step has completed now; how long it took, waiting for its input included."""
+        """Record that a step has completed; return its seconds, with its input stall."""
         now = time.perf_counter()
         took, self._mark = now - self._mark, now
         stalled = min(stalled_s, took)
@@ -99,7 +90,7 @@ class Ledger:
         return took
 
     def roll_back(self, step: int) -> None:
-        """Steps after `step` no longer count."""
+        """Count the time of the steps after `step` as lost."""
         undone = [number for number in self._productive if number > step]
         seconds = sum(self._productive.pop(number) for number in undone)
         self._productive_s -= seconds
@@ -111,7 +102,7 @@ class Ledger:
             self.on_booked(what, seconds)
 
     def goodput(self) -> Goodput:
-        """Where the time went so far."""
+        """Return the goodput until now."""
         return Goodput(
             wall_s=time.perf_counter() - self._began,
             productive_s=self._productive_s,

@@ -1,7 +1,7 @@
-"""Steps told to whoever supervises a run: one line each on standard output.
+"""Reports to a run's supervisor: one line per step on standard output.
 
-Lines pass through a pipe, ssh and the logs of Kubernetes alike. Nothing is written unless
-TPUKIT_PROGRESS=lines is set, as a supervisor does.
+Lines pass through pipes, ssh and Kubernetes logs. They are written only if the supervisor sets
+TPUKIT_PROGRESS=lines.
 """
 
 import json
@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..plain_data import JsonObject
+
 MARK = "@tpukit "
 VARIABLE = "TPUKIT_PROGRESS"
 WANTED = "lines"
@@ -18,11 +20,11 @@ WANTED = "lines"
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What a process told of itself.
+    """The report of a process.
 
     Attributes:
         step: The newest completed step, counted from 1.
-        stopped: Why it ended before its last step, having saved: "preempted"; or "".
+        stopped: Why it saved and ended before its last step, such as "preempted"; or "".
     """
 
     step: int
@@ -31,32 +33,32 @@ class ProcessReport:
 
 
 def report_step(step: int, loss: float | None = None) -> None:
-    """Tell the supervisor that a step is completed; for programs other than `tpukit train`.
+    """Report a completed step to the supervisor; for programs other than `tpukit train`.
 
-    Call it on every step of process 0: a job that reports no step in time counts as hung.
+    Call it on every step of process 0. A job that reports no step in time counts as hung.
     """
-    said: dict[str, Any] = {"step": int(step)}
+    report: JsonObject = {"step": int(step)}
     if loss is not None and math.isfinite(loss):
-        said["loss"] = float(loss)
-    _tell(said)
+        report["loss"] = float(loss)
+    _tell(report)
 
 
 def report_stop(step: int, reason: str) -> None:
-    """Tell the supervisor that the run ends early with `step` saved, and why."""
+    """Report to the supervisor that the run ends early with `step` saved, and why."""
     _tell({"step": int(step), "stopped": reason})
 
 
 def read_report(line: str) -> ProcessReport | None:
-    """Return what a line of output reports; None for any other line."""
+    """Return the report in a line of output; None for any other line."""
     if not line.startswith(MARK):
         return None
     try:
-        said: Any = json.loads(line[len(MARK) :])
+        report: Any = json.loads(line[len(MARK) :])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(report, dict):
         return None
-    values = cast("dict[str, Any]", said)
+    values = cast("JsonObject", report)
     loss: Any = values.get("loss")
     step, stopped = values.get("step"), values.get("stopped", "")
     if type(step) is not int or step < 0 or not isinstance(stopped, str):
@@ -66,9 +68,9 @@ def read_report(line: str) -> ProcessReport | None:
     return ProcessReport(step, None if loss is None else float(loss), stopped)
 
 
-def _tell(said: dict[str, Any]) -> None:
+def _tell(report: JsonObject) -> None:
     if os.environ.get(VARIABLE) != WANTED:
         return
     sys.stdout.flush()
-    # In one write, which a pipe keeps whole: other threads print as well.
-    os.write(1, f"{MARK}{json.dumps(said)}\n".encode())
+    # In one write, so that a pipe does not mix it with other threads' output.
+    os.write(1, f"{MARK}{json.dumps(report)}\n".encode())

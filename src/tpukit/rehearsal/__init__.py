@@ -1,6 +1,5 @@
-"""The whole life of a job on this machine: planned, checked, launched, preempted, resumed, used.
+"""Rehearse a job on this machine: plan, check, launch, preempt, resume, profile, quantize.
 
-`rehearse` plays one stage after another and returns what each found. A stage is a small citizen of
-one protocol (`stage.Stage`) that calls the public functions of the rooms above; nothing of them is
-done again here.
+`rehearse` runs one stage after another and returns their results. A stage implements the protocol
+`stage.Stage` and calls the public functions of other rooms.
 """

@@ -1,13 +1,14 @@
-"""The emulated cloud that a rehearsal launches on, for as long as the rehearsal lasts."""
+"""The emulated cloud of a rehearsal."""
 
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..hardware import Slice
+from ..plain_data import JsonObject
 from ..pods.emulation import EMULATORS, open_emulator
 from ..pods.store import Store
 from ..runtime.files import cache_folder, temporary_folder
@@ -16,21 +17,18 @@ from ..runtime.interruption import undone_if_interrupted
 if TYPE_CHECKING:  # an extra
     from tpukit_emulators.machine_rehearsal import MachineAPI, MachineRehearsal
 
-# Queued resources end with v6e; Google's way to later chips is Compute Engine.
-_BY_CHIP = {"7x": "gce"}
-_USUAL = "gcp"
-# gRPC reads whom to trust once a process, so all clouds of one have the same authority.
+# gRPC reads trusted certificates once per process, so all clouds of a process share an authority.
 _AUTHORITY_FILES = ("ca.pem", "ca.key")
 _authority: dict[str, bytes] = {}
 
 
 @dataclass(frozen=True)
 class EmulatedCloud:
-    """A cloud on this machine, and a hand on its fate.
+    """A cloud emulated on this machine, whose pods can be preempted on request.
 
     Attributes:
-        provider: Whose API it speaks.
-        store: What launches remember; of this rehearsal alone.
+        provider: The provider whose API it emulates.
+        store: The launch state of this rehearsal alone.
     """
 
     provider: str
@@ -39,11 +37,11 @@ class EmulatedCloud:
 
     @property
     def meaning(self) -> str:
-        """What is emulated, in words."""
+        """The emulated cloud as text."""
         return EMULATORS[self.provider].meaning
 
-    def launch_section(self, slice: Slice) -> dict[str, Any]:
-        """Return what a job's `launch:` says to run here on capacity that may be taken away."""
+    def launch_section(self, slice: Slice) -> JsonObject:
+        """Return a job's `launch:` section for preemptible capacity of this cloud."""
         zones = [
             zone for zone, has in self.inside.world.zones.items() if slice.chip.name in has.capacity
         ]
@@ -52,34 +50,35 @@ class EmulatedCloud:
             "zone": zones[0],
             "zones": zones[1:],
             "spot": True,
-            # Hosts have homes of their own, and what this machine compiled is to be found again.
+            # Hosts have home folders of their own, but should use this machine's compile cache.
             "environment": {"TPUKIT_CACHE_DIR": str(cache_folder().absolute())},
         }
 
     def preempt(self, pod: str, *, notice_s: float) -> bool:
-        """Take a pod away after a notice; tell whether there was one to take."""
+        """Preempt a pod after a notice; return whether there was a pod."""
         return self.inside.api.cloud.preempt(pod, node=None, notice_s=notice_s)
 
     @property
     def leftovers(self) -> list[str]:
-        """Names of what the cloud still holds."""
+        """Names of the resources that still exist."""
         return [held.name for held in self.inside.world.holdings()]
 
 
 @contextmanager
 def emulated_cloud(slice: Slice) -> Generator[EmulatedCloud]:
-    """Serve a cloud that has such slices until the block ends; nothing of it is left then.
+    """Emulate a cloud with slices of this kind until the block ends, and remove it then.
 
     Raises:
         MissingExtraError: What emulators are made of is not installed.
     """
-    provider = _BY_CHIP.get(slice.chip.name, _USUAL)
-    # Or gRPC would tell the terminal, in its own words, of every connection that Ctrl-C ends.
+    # Chips that the Cloud TPU API does not offer come through Compute Engine.
+    provider = "gcp" if slice.chip.tpu_api_type else "gce"
+    # Otherwise gRPC logs every connection that Ctrl-C ends to the terminal.
     with _variables({"GRPC_VERBOSITY": "NONE"}), temporary_folder("tpukit-rehearsal-") as folder:
         _restore_authority(folder / "cloud")
         inside = cast("MachineRehearsal[MachineAPI]", open_emulator(provider, folder / "cloud"))
         _keep_authority(folder / "cloud")
-        # Keys to log in with, and all else that is remembered, are of this rehearsal alone.
+        # Login keys and other state are of this rehearsal alone.
         own = {**inside.environment, "TPUKIT_STATE_DIR": str(folder / "state")}
         with undone_if_interrupted(inside.close), _variables(own):
             store = Store()
@@ -97,7 +96,7 @@ def _keep_authority(folder: Path) -> None:
 
 
 def _restore_authority(folder: Path) -> None:
-    """Let a second rehearsal of this process have the certificates of the first."""
+    """Use the certificates of an earlier rehearsal of this process."""
     folder.mkdir(mode=0o700)
     for name, content in _authority.items():
         from tpukit_emulators.identity import write_secret
@@ -107,7 +106,7 @@ def _restore_authority(folder: Path) -> None:
 
 @contextmanager
 def _variables(wanted: Mapping[str, str]) -> Generator[None]:
-    """Set variables of this process for the block: clients read whom to trust from them."""
+    """Set environment variables for the block; clients read trusted certificates from them."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

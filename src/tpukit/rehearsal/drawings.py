@@ -1,4 +1,4 @@
-"""Drawings of a rehearsal in SVG: the timeline of stages and runs, and the losses of two runs."""
+"""SVG drawings of a rehearsal: the timeline of stages and runs, and the losses of two runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from ..pages.charts import coordinate
 from ..pages.markup import Markup, tag
 from ..pods.supervision.journal import Attempt
-from .launched import LaunchedRun
-from .scene import Moment
-from .stage import Played
+from .stage import Moment, Played
+from .stages.launch import LaunchedRun
 
 WIDTH = 1100
 _LEFT, _RIGHT = 96, 12
 _LANE, _GAP, _AXIS = 30, 14, 26
-_LETTER = 7.0  # units of one letter, about
+_LETTER = 7.0  # units per character, about
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _LOSS_HEIGHT, _LOSS_LEFT = 260, 52
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Seconds to places: a straight line from one to the other."""
+    """A linear axis from seconds to positions."""
 
     began: float
     seconds: float
@@ -28,7 +27,7 @@ class Axis:
     right: float = WIDTH - _RIGHT
 
     def place(self, at: float) -> float:
-        """Return where a time is drawn."""
+        """Return the position of a time."""
         share = (at - self.began) / max(self.seconds, 1e-9)
         return self.left + min(max(share, 0.0), 1.0) * (self.right - self.left)
 
@@ -36,14 +35,14 @@ class Axis:
 def timeline(
     played: Sequence[Played], runs: Sequence[LaunchedRun], moments: Sequence[Moment], axis: Axis
 ) -> Markup:
-    """Draw a lane of stages, and one for each run with its attempts, saves and preemptions."""
+    """Return a lane of stages, and one per run with its attempts, saves and preemptions."""
     height = (1 + len(runs)) * (_LANE + _GAP) + _AXIS
     drawn = [*_ticks(axis, height), *_stage_lane(played, axis)]
     for number, run in enumerate(runs, 1):
         top = number * (_LANE + _GAP)
         drawn.append(_lane_title(run.name, top))
-        drawn += [_attempt(one, axis, top) for one in run.outcome.attempts]
-        drawn += _marks([one for one in moments if one.of == run.name], axis, top)
+        drawn += [_attempt(attempt, axis, top) for attempt in run.outcome.attempts]
+        drawn += _marks([moment for moment in moments if moment.of == run.name], axis, top)
     return _chart(drawn, height, "Stages, attempts, saves and preemptions over time")
 
 
@@ -53,16 +52,16 @@ def _lane_title(words: str, top: float) -> Markup:
 
 def _stage_lane(played: Sequence[Played], axis: Axis) -> list[Markup]:
     drawn = [_lane_title("stages", 0)]
-    for number, one in enumerate(played):
-        start, end = axis.place(one.began), axis.place(one.began + one.seconds)
-        words = f"{one.name}: {one.seconds:.1f} s, {one.verdict}"
-        kind = "stage-failed" if one.verdict == "failed" else f"stage-{number % 2}"
+    for number, stage in enumerate(played):
+        start, end = axis.place(stage.began), axis.place(stage.began + stage.seconds)
+        words = f"{stage.name}: {stage.seconds:.1f} s, {stage.verdict}"
+        kind = "stage-failed" if stage.verdict == "failed" else f"stage-{number % 2}"
         drawn.append(_rect(start, 0, end - start, words, kind))
-        if end - start > _LETTER * len(one.name) + 6:
+        if end - start > _LETTER * len(stage.name) + 6:
             drawn.append(
                 tag(
                     "text",
-                    one.name,
+                    stage.name,
                     x=coordinate((start + end) / 2),
                     y=_LANE / 2 + 4,
                     text_anchor="middle",
@@ -73,7 +72,7 @@ def _stage_lane(played: Sequence[Played], axis: Axis) -> list[Markup]:
 
 
 def _attempt(attempt: Attempt, axis: Axis, top: float) -> Markup:
-    """Draw an attempt: its start pale, its steps full."""
+    """Return an attempt, with its start paler than its steps."""
     began = attempt.started_at or attempt.asked_at
     ended = attempt.ended_at or began
     first = attempt.first_step_at or ended
@@ -88,15 +87,19 @@ def _attempt(attempt: Attempt, axis: Axis, top: float) -> Markup:
 
 def _marks(moments: Sequence[Moment], axis: Axis, top: float) -> list[Markup]:
     drawn: list[Markup] = []
-    for one in moments:
-        x = axis.place(one.at)
-        if one.kind == "saved":
+    for moment in moments:
+        x = axis.place(moment.at)
+        if moment.kind == "saved":
             place = {"x1": coordinate(x), "x2": coordinate(x)}
-            line = tag("line", tag("title", one.text), **place, y1=top + _LANE - 8, y2=top + _LANE)
+            line = tag(
+                "line", tag("title", moment.text), **place, y1=top + _LANE - 8, y2=top + _LANE
+            )
             drawn.append(tag("g", line, class_="save"))
-        elif one.kind == "preempted":
+        elif moment.kind == "preempted":
             points = f"{x - 6:.1f},{top - 9} {x + 6:.1f},{top - 9} {x:.1f},{top + 2}"
-            drawn.append(tag("polygon", tag("title", one.text), points=points, class_="taken-away"))
+            drawn.append(
+                tag("polygon", tag("title", moment.text), points=points, class_="preempted")
+            )
     return drawn
 
 
@@ -114,7 +117,7 @@ def _rect(x: float, y: float, width: float, words: str, kind: str) -> Markup:
 
 
 def _ticks(axis: Axis, height: float) -> list[Markup]:
-    step = next((one for one in _TICKS if axis.seconds / one <= 12), _TICKS[-1])
+    step = next((tick for tick in _TICKS if axis.seconds / tick <= 12), _TICKS[-1])
     drawn: list[Markup] = []
     for number in range(int(axis.seconds // step) + 1):
         x = coordinate(axis.place(axis.began + number * step))
@@ -129,9 +132,9 @@ def losses(
     preempted: Mapping[int, float | None],
     taken_after: Sequence[int],
 ) -> Markup:
-    """Draw the losses of both runs: a line for one, dots on it for the other."""
+    """Return the losses of both runs: a line for one, dots for the other."""
     steps = sorted({*undisturbed, *preempted})
-    values = [one for run in (undisturbed, preempted) for one in run.values() if one is not None]
+    values = [loss for run in (undisturbed, preempted) for loss in run.values() if loss is not None]
     low, high = min(values), max(values)
     room = (high - low) or 1.0
 
@@ -154,11 +157,11 @@ def losses(
     for step in taken_after:
         at = coordinate(x(step))
         drawn.append(
-            tag("line", tag("title", f"taken away after step {step}"), x1=at, x2=at, y1=4,
+            tag("line", tag("title", f"preempted after step {step}"), x1=at, x2=at, y1=4,
                 y2=_LOSS_HEIGHT - 30, class_="limit-line")
         )  # fmt: skip
         drawn.append(
-            tag("text", f"taken away after step {step}", x=at, y=_LOSS_HEIGHT - 12,
+            tag("text", f"preempted after step {step}", x=at, y=_LOSS_HEIGHT - 12,
                 text_anchor="middle", class_="limit-text")
         )  # fmt: skip
     points = " ".join(
@@ -174,7 +177,7 @@ def losses(
 
 
 def _chart(drawn: Sequence[Markup], height: float, words: str) -> Markup:
-    """Frame a drawing that a narrow screen scrolls sideways, reachable by keyboard."""
+    """Return a drawing that scrolls sideways on a narrow screen, also by keyboard."""
     size = f"0 0 {WIDTH} {height}"
     inside = tag("svg", drawn, viewBox=size, class_="chart", role="img", aria_label=words)
     return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=words)

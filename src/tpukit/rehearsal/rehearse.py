@@ -1,4 +1,4 @@
-"""`rehearse`: plays the whole life of a job on this machine, stage after stage."""
+"""`rehearse`: runs all stages of a job on this machine."""
 
 import resource
 import time
@@ -17,17 +17,13 @@ from ..runtime.progress import Progress, watched
 from ..runtime.ranges import Range
 from .cloud import emulated_cloud
 from .result import RESULT, RehearsalResult
-from .scene import Scene
-from .stage import LeftOut, Played, Stage
+from .stage import LeftOut, Played, Scene, Stage
 from .stages.check import CheckStage
-from .stages.generate import GenerateStage
 from .stages.launch import LaunchStage
-from .stages.monitor import MonitorStage
+from .stages.monitor import MonitorStage, ProfileStage
 from .stages.plan import PlanStage
-from .stages.preempt import PreemptStage
-from .stages.profile import ProfileStage
-from .stages.quantize import QuantizeStage
-from .stages.resume import ResumeStage
+from .stages.preempt import PreemptStage, ResumeStage
+from .stages.quantize import GenerateStage, QuantizeStage
 from .stand_in import StandIn, make_stand_in, write_own_source
 
 STAGES: tuple[Stage, ...] = (
@@ -35,13 +31,13 @@ STAGES: tuple[Stage, ...] = (
     *(ProfileStage(), QuantizeStage(), GenerateStage()),
 )
 DEFAULT_STEPS = 120
-STEPS = Range(30, 100_000)  # fewer are over before a pod can be taken away twice
+STEPS = Range(30, 100_000)  # with fewer, the run ends before a pod can be preempted twice
 DEFAULT_FOLDER = Path("runs/rehearsal")
 
 
 @dataclass(frozen=True)
 class Began:
-    """A stage is about to be played."""
+    """A stage begins."""
 
     name: str
     question: str
@@ -58,23 +54,23 @@ def rehearse(
 ) -> RehearsalResult:
     """Rehearse a job: plan, check, launch, preempt, resume, monitor, profile, quantize, generate.
 
-    Planning and checking are of the job as it is, by the TPU compiler. What is launched, on an
-    emulated cloud and real processes of this machine, is the job where it is small, else a small
-    one of its kind; the result lists in what it differs.
+    The job itself is planned, and checked by the TPU compiler. Launched, on an emulated cloud with
+    real processes of this machine, is the job if it is small, else a small stand-in; the result
+    lists the differences.
 
     Args:
         job: A job, a job file, or a preset's name; by default a tiny job.
-        steps: To train for, here.
-        folder: Where the report, the runs and the small model are left; a rehearsal that is
-            there already is replaced.
-        stages: Which to play, in order.
-        progress: Told what is being done.
-        tell: Called when a stage begins, and with what it found.
+        steps: Steps to train.
+        folder: Output folder of report, runs and quantized model; an earlier rehearsal in it is
+            replaced.
+        stages: Stages to run, in order.
+        progress: Called with messages on the progress.
+        tell: Called when a stage begins, and with its result.
 
     Raises:
         ConfigError: The job is wrong, or names no slice.
         MissingExtraError: What emulators are made of is not installed.
-        TPUValidationError: The folder holds something else.
+        TPUValidationError: The folder contains something else.
 
     Example:
         >>> result = tpukit.rehearse("job.yaml", progress=print)
@@ -114,9 +110,9 @@ def rehearse(
 def prepare(
     job: Job | str | None, *, steps: int = DEFAULT_STEPS, folder: str | Path = DEFAULT_FOLDER
 ) -> tuple[Job, StandIn]:
-    """Read a job, and say what would be trained here in its place; nothing is begun.
+    """Return a job and its stand-in, without starting anything.
 
-    The arguments are those of `rehearse`, and so is what they may raise.
+    Arguments and errors are those of `rehearse`.
     """
     STEPS.check_whole("steps", steps, unit="steps")
     read = default_job() if job is None else job if isinstance(job, Job) else read_job(job)
@@ -127,7 +123,7 @@ def prepare(
 
 
 def play(stage: Stage, scene: Scene) -> Played:
-    """Play one stage; what it cannot do is its finding, and the next one's to cope with."""
+    """Run one stage; an error becomes its result, and later stages go on."""
     at, clock, spent = time.time(), time.perf_counter(), _processor_s()
 
     def over(**found: object) -> Played:
@@ -151,28 +147,28 @@ def play(stage: Stage, scene: Scene) -> Played:
 
 
 def default_job() -> Job:
-    """Return the job that is rehearsed where none is given."""
+    """Return the default job."""
     return read_job(str(files("tpukit.rehearsal") / "default_job.yaml"))
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but an earlier rehearsal, which would be replaced.
+    """Raise for a folder that contains anything but an earlier rehearsal.
 
     Raises:
-        TPUValidationError: It does, or it is no folder.
+        TPUValidationError: It contains something else, or is no folder.
     """
     if folder.is_dir() and (not any(folder.iterdir()) or (folder / RESULT).is_file()):
         return
     if folder.exists():
         raise TPUValidationError(
-            f"{folder} holds something other than a rehearsal, and is not replaced; name another "
-            "folder (--output)."
+            f"{folder} contains something other than a rehearsal, and is not replaced; name "
+            "another folder (--output)."
         )
 
 
 @contextmanager
 def _no_empty_folder(folder: Path) -> Generator[None]:
-    """Remove a folder that is not there yet, should Ctrl-C leave it empty."""
+    """Remove a folder made in the block, if Ctrl-C leaves it empty."""
     if folder.exists():
         yield
         return
@@ -181,6 +177,6 @@ def _no_empty_folder(folder: Path) -> Generator[None]:
 
 
 def _processor_s() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in spent)
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)

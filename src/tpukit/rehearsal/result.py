@@ -1,24 +1,23 @@
-"""`RehearsalResult`: what every stage found, predicted beside measured, as text, data and page."""
+"""`RehearsalResult`: the results of all stages, as text, data and page."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..exit_codes import ExitCode
 from ..hardware.figure import seconds_text
 from ..job.job import Job
+from ..plain_data import JsonObject
 from ..runtime.files import write_json, write_text
 from ..runtime.versions import installed_versions
 from ..shown import Shown
-from .beside import Beside, figure_text
-from .scene import Moment
-from .stage import Played, StageResult
+from .stage import Beside, Moment, Played, StageResult, figure_text
 from .stages.check import Check
 from .stand_in import StandIn
 
 SCHEMA = "tpukit.rehearsal/1"
 RESULT, PAGE = "rehearsal.json", "report.html"
-GOOD, NOT_GOOD = 0, 1
 MARKS = {"passed": "✓", "failed": "✗", "left out": "–"}
 _STYLES = {"passed": "green", "failed": "red", "left out": "dim"}
 Found = TypeVar("Found", bound=StageResult)
@@ -26,17 +25,17 @@ Found = TypeVar("Found", bound=StageResult)
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalResult(Shown):
-    """A rehearsal from its first stage to its last.
+    """The result of a rehearsal.
 
     Attributes:
         job: As it was given.
-        stand_in: What was trained here.
+        stand_in: The job that was trained on this machine.
         played: The stages.
-        moments: What happened to the runs, in order.
+        moments: Events of the runs, in order.
         began: Unix seconds.
-        seconds: On the clock, of all of it.
-        emulated: Which cloud, in words.
-        folder: Where everything is.
+        seconds: Wall time.
+        emulated: The emulated cloud as text.
+        folder: The output folder.
     """
 
     job: Job
@@ -51,11 +50,11 @@ class RehearsalResult(Shown):
     @property
     def is_good(self) -> bool:
         """Whether no stage failed."""
-        return all(one.verdict != "failed" for one in self.played)
+        return all(stage.verdict != "failed" for stage in self.played)
 
     @property
     def change(self) -> str:
-        """What the job needs before it fits, as a line of YAML; "" where it fits as it is."""
+        """The change that makes the job fit, as a line of YAML; "" where it fits unchanged."""
         checked = self.find(Check)
         refused = None if checked is None else checked.refused
         if refused is None or refused.fix is None or refused.job != self.job:
@@ -65,46 +64,46 @@ class RehearsalResult(Shown):
     @property
     def exit_code(self) -> int:
         """0, or 1 where a stage failed."""
-        return GOOD if self.is_good else NOT_GOOD
+        return ExitCode.DONE if self.is_good else ExitCode.FAILED
 
     @property
     def passed_words(self) -> str:
-        """How many stages passed, and whether any does not apply to the job."""
-        left_out = sum(one.verdict == "left out" for one in self.played)
+        """The number of stages that passed and that were left out, as text."""
+        left_out = sum(stage.verdict == "left out" for stage in self.played)
         if not left_out:
             return "all stages passed"
         return f"{len(self.played) - left_out} stages passed, {left_out} left out"
 
     @property
     def processor_s(self) -> float:
-        """Processor time of all stages."""
-        return sum(one.processor_s for one in self.played)
+        """CPU seconds of all stages."""
+        return sum(stage.processor_s for stage in self.played)
 
     @property
     def page(self) -> Path:
-        """The report."""
+        """Path of the report."""
         return self.folder / PAGE
 
     @property
     def beside(self) -> list[Beside]:
-        """What was predicted beside what was measured, those that can be compared first."""
-        found = [pair for one in self.played for pair in one.beside()]
-        return sorted(found, key=lambda pair: not pair.is_comparable)
+        """Predicted beside measured figures, comparable ones first."""
+        pairs = [pair for stage in self.played for pair in stage.beside()]
+        return sorted(pairs, key=lambda pair: not pair.is_comparable)
 
     def find(self, kind: type[Found]) -> Found | None:
-        """Return what a stage found; None where it did not come to its end."""
-        found = (one.finding for one in self.played)
-        return next((one for one in found if isinstance(one, kind)), None)
+        """Return the result of a stage; None where it did not finish."""
+        findings = (stage.finding for stage in self.played)
+        return next((finding for finding in findings if isinstance(finding, kind)), None)
 
     def write(self, folder: Path) -> None:
-        """Write the page, and the same as data."""
+        """Write the page and the JSON."""
         from .page import render_page
 
         write_text(folder / PAGE, render_page(self))
         write_json(folder / RESULT, self.to_dict())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return the result as plain data."""
         return {
             "schema": SCHEMA,
             "good": self.is_good,
@@ -115,7 +114,7 @@ class RehearsalResult(Shown):
             "job": self.job.to_dict(),
             "stand_in": self.stand_in.to_dict(),
             "emulated": self.emulated,
-            "stages": [one.to_dict() for one in self.played],
+            "stages": [stage.to_dict() for stage in self.played],
             "predicted_beside_measured": [pair.to_dict() for pair in self.beside],
             "timeline": [moment.to_dict() for moment in self.moments],
             "folder": str(self.folder),
@@ -129,7 +128,7 @@ class RehearsalResult(Shown):
 
         verdict = (self.passed_words, "bold green") if self.is_good else self._failure()
         if self.is_good and self.change:
-            verdict = (f"{self.passed_words}, once the job says {self.change}", "bold yellow")
+            verdict = (f"{self.passed_words}, with {self.change} in the job", "bold yellow")
         timing = (
             f"{seconds_text(self.seconds)} on the clock, {seconds_text(self.processor_s)} of "
             "processor time (measured)"
@@ -145,7 +144,7 @@ class RehearsalResult(Shown):
         )
 
     def _failure(self) -> tuple[str, str]:
-        names = [one.name for one in self.played if one.verdict == "failed"]
+        names = [stage.name for stage in self.played if stage.verdict == "failed"]
         return f"failed: {', '.join(names)}", "bold red"
 
     def _stages(self) -> Any:
@@ -154,9 +153,9 @@ class RehearsalResult(Shown):
 
         table = Table("", "stage", "seconds", "what was found", box=None, pad_edge=False)
         table.columns[2].justify = "right"
-        for one in self.played:
-            mark = Text(MARKS[one.verdict], style=_STYLES[one.verdict])
-            table.add_row(mark, one.name, f"{one.seconds:.1f}", Text(one.sentence))
+        for stage in self.played:
+            mark = Text(MARKS[stage.verdict], style=_STYLES[stage.verdict])
+            table.add_row(mark, stage.name, f"{stage.seconds:.1f}", Text(stage.sentence))
         return table
 
     def _pairs(self) -> Any:
@@ -166,13 +165,13 @@ class RehearsalResult(Shown):
         table = Table("what", "predicted", "of", "measured", "over predicted", box=None)
         table.pad_edge = False
         for pair in self.beside:
-            said = f"{figure_text(pair.predicted)} ({pair.predicted.origin})"
-            got = figure_text(pair.measured)
+            predicted = f"{figure_text(pair.predicted)} ({pair.predicted.origin})"
+            measured = figure_text(pair.measured)
             table.add_row(
                 pair.what,
-                said,
+                predicted,
                 Text(pair.predicted_of),
-                got if pair.measured.value is not None else f"– ({pair.measured.reason})",
+                measured if pair.measured.value is not None else f"– ({pair.measured.reason})",
                 pair.ratio_text,
             )
         return table

@@ -1,12 +1,11 @@
-"""What runs here in the place of a job: the job itself where it is small, else one of its kind.
+"""The stand-in: the job that is trained on this machine, which is the given one if it is small.
 
-Planning and checking need no machine, so they are of the job as it is. Training it here is another
-matter: a stand-in has its mesh axes, optimizer, schedule and checkpoints, a model of a few hundred
-thousand parameters, and a slice of the same chips with few hosts. What differs is listed.
+A large job is planned and checked unchanged, but cannot be trained here. Its stand-in has the same
+mesh axes, optimizer, schedule and checkpoints, a model of a few hundred thousand parameters, and a
+slice of the same chips with few hosts. The differences are listed.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 from ..errors import ConfigError
 from ..hardware import Slice, list_slices
 from ..job.job import Job
-from ..job.model_source import is_own_model, load_model
+from ..job.model_source import is_own_model
 from ..job.yaml_text import write_yaml
 from ..models.transformer.config import TransformerConfig
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.files import write_text
 from ..shown import Shown
 from ..training.data.sources import is_data_function
@@ -29,11 +29,11 @@ EXAMPLES_A_DEVICE = 2
 SAVES = 6
 READINGS_EVERY_S = 0.5
 BYTES = {"tokenizer": "bytes"}
-# Matrices of whole groups of 128 rows, as scales have them, and bytes that any axis can split.
+# Matrices are multiples of 128 rows, as quantization scales need, and divisible by any axis.
 _SIZES = {"vocab_size": 384, "d_model": 128, "d_ff": 256, "head_dim": 32}
 _DENSE = {"preset": "tiny", **_SIZES}
 _SPARSE = {"preset": "tiny-moe", **_SIZES, "expert_d_ff": 128}
-# What of `train:` belongs to the real run: where it writes, what it starts from, whom it tells.
+# Settings of `train:` that belong to the real run: outputs, starting point, hooks.
 _NOT_TAKEN = (
     *("data", "eval_data", "tokenizer", "text_key", "packing", "epochs", "init_from", "lora"),
     *("steps", "warmup_steps", "run_dir", "checkpoint_dir", "checkpoint_every"),
@@ -44,33 +44,26 @@ _TEXT_BYTES = 2_000_000
 
 @dataclass(frozen=True)
 class StandIn(Shown):
-    """The job that is trained here.
+    """The job that is trained on this machine.
 
     Attributes:
-        job: Ready to be launched but for its `launch:` section and its run directory.
-        is_same_model: Whether it trains the very model that was asked about.
-        differences: In what it differs from the job, each in a sentence.
-        corpus: Where text has to be written that stands in for data; None where it has its own.
+        job: The job to launch, without `launch:` section and run directory.
+        is_same_model: Whether its model is the given job's.
+        differences: Differences from the given job, each in a sentence.
+        corpus: Path at which to write training text; None where the job has its own data.
     """
 
     job: Job
     is_same_model: bool
     differences: tuple[str, ...]
     corpus: Path | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "job": self.job.to_dict(),
-            "is_same_model": self.is_same_model,
-            "differences": list(self.differences),
-        }
+    _facts = ("job", "is_same_model", "differences")
 
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.text import Text
 
-        lines = [Text(f"- {one}") for one in self.differences]
+        lines = [Text(f"- {difference}") for difference in self.differences]
         return Group(
             Text("what is trained here:", style="bold"),
             Text(write_yaml(self.job.to_dict())),
@@ -80,36 +73,36 @@ class StandIn(Shown):
 
 
 def config_of(job: Job) -> TransformerConfig | None:
-    """Return what a job's model is; None where it is no reference transformer."""
+    """Return the config of a job's model; None where it is no reference transformer."""
     if isinstance(job.model, str) and is_own_model(job.model):
         return None
-    found = job.model
-    if isinstance(found, str):
-        found = load_model(found, job.model_changes, values=False)
-    return found if isinstance(found, TransformerConfig) else None
+    model = job.load_model()
+    return model if isinstance(model, TransformerConfig) else None
 
 
 def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
-    """Return what to train here in the place of a job.
+    """Return the stand-in for a job.
 
     Args:
         job: As it was given; it names a slice.
-        steps: To train for.
-        folder: Where text is to be that stands in for data which is not here.
+        steps: Steps to train.
+        folder: Folder for training text, where the job's data is not on this machine.
 
     Raises:
-        ConfigError: The model is somebody's own and the job is larger than this machine takes.
+        ConfigError: The model is the user's own, and the job is too large for this machine.
     """
     config = config_of(job)
     differences: list[str] = []
-    said = job.to_dict()
-    train = {key: value for key, value in said.get("train", {}).items() if key not in _NOT_TAKEN}
+    document = job.to_dict()
+    train = {
+        key: value for key, value in document.get("train", {}).items() if key not in _NOT_TAKEN
+    }
     small = config is not None and config.parameter_count().total <= MOST_PARAMETERS
     if config is None or small:
-        said = _as_it_is(job, said, differences)
+        document = _with_same_model(job, document, differences)
         data = _own_data(job)
     else:
-        said = _scaled_down(job, config, said, differences)
+        document = _with_small_model(job, config, document, differences)
         data = None
     corpus = folder / "corpus.jsonl" if data is None else None
     if data is None and not job.reads_tokens:
@@ -128,7 +121,7 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
     for key in ("init_from", "lora"):
         if getattr(job.train, key) is not None:
             differences.append(f"train.{key} is left out: it trains all of a new model")
-    said["train"] = {
+    document["train"] = {
         **train,
         **data,
         "steps": steps,
@@ -136,52 +129,52 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
         "checkpoint_every": _every(steps),
         "hooks": ["profile"],
     }
-    said["observe"] = {"monitoring_interval_seconds": READINGS_EVERY_S}
-    said.pop("launch", None)
-    return StandIn(Job.from_dict(said), small or config is None, tuple(differences), corpus)
+    document["observe"] = {"monitoring_interval_seconds": READINGS_EVERY_S}
+    document.pop("launch", None)
+    return StandIn(Job.from_dict(document), small or config is None, tuple(differences), corpus)
 
 
 def _every(steps: int) -> int:
     return max(1, steps // SAVES)
 
 
-def _as_it_is(job: Job, said: Mapping[str, Any], differences: list[str]) -> dict[str, Any]:
-    """Return a job whose model is trained as it is, on a slice that fits onto this machine."""
-    found = dict(said)
+def _with_same_model(job: Job, document: JsonMapping, differences: list[str]) -> JsonObject:
+    """Return the job's document with the same model, on a slice small enough for this machine."""
+    changed = dict(document)
     if not _is_small(job.slice):
-        found |= _smaller_slice(job, differences)
+        changed |= _smaller_slice(job, differences)
     if job.tokens_per_step > MOST_TOKENS_PER_STEP:
         if config_of(job) is None:
             raise ConfigError(
-                f"{job.model} is a model of your own and takes {job.tokens_per_step:,} tokens a "
-                f"step; a rehearsal trains it as it is, with {MOST_TOKENS_PER_STEP:,} at most: "
+                f"{job.model} is a model of your own and takes {job.tokens_per_step:,} tokens per "
+                f"step; a rehearsal trains it unchanged, with {MOST_TOKENS_PER_STEP:,} at most: "
                 "--set batch_size=… --set sequence_length=…."
             )
-        found |= _smaller_batch(Job.from_dict({**found, "batch_size": None}), differences)
-    return found
+        changed |= _smaller_batch(Job.from_dict({**changed, "batch_size": None}), differences)
+    return changed
 
 
-def _scaled_down(
-    job: Job, config: TransformerConfig, said: Mapping[str, Any], differences: list[str]
-) -> dict[str, Any]:
-    """Return a job of the same kind with a small model."""
-    found = {**said, "model": dict(_SPARSE if config.n_experts else _DENSE)}
-    standing = Job.from_dict({"model": found["model"]})
+def _with_small_model(
+    job: Job, config: TransformerConfig, document: JsonMapping, differences: list[str]
+) -> JsonObject:
+    """Return the job's document with a small model of the same kind."""
+    changed = {**document, "model": dict(_SPARSE if config.n_experts else _DENSE)}
+    standing = Job.from_dict({"model": changed["model"]})
     parameters = (config_of(standing) or config).parameter_count().total
     differences.append(
         f"a model of {parameters:,} parameters (preset {standing.model}) stands in for "
         f"{config.name}, which has {config.parameter_count().total:,}"
     )
-    found |= _smaller_slice(job, differences) if not _is_small(job.slice) else {}
-    return found | _smaller_batch(Job.from_dict({**found, "batch_size": None}), differences)
+    changed |= _smaller_slice(job, differences) if not _is_small(job.slice) else {}
+    return changed | _smaller_batch(Job.from_dict({**changed, "batch_size": None}), differences)
 
 
 def _is_small(slice: Slice) -> bool:
     return slice.devices <= MOST_DEVICES and slice.hosts <= MOST_HOSTS
 
 
-def _smaller_slice(job: Job, differences: list[str]) -> dict[str, Any]:
-    """Return slice and mesh: the axes of the job's own, each as short as it can be."""
+def _smaller_slice(job: Job, differences: list[str]) -> JsonObject:
+    """Return a small slice and mesh with the job's axes."""
     axes = [name for name, size in job.mesh_sizes.items() if size > 1] or ["fsdp"]
     least = 2 ** len(axes)
     for slice in list_slices(job.slice.chip.name):
@@ -195,17 +188,17 @@ def _smaller_slice(job: Job, differences: list[str]) -> dict[str, Any]:
     )
 
 
-def _smaller_batch(job: Job, differences: list[str]) -> dict[str, Any]:
+def _smaller_batch(job: Job, differences: list[str]) -> JsonObject:
     batch = job.batch_ways * job.microbatches * EXAMPLES_A_DEVICE
     differences.append(f"a step has {batch} examples of {SEQUENCE_LENGTH} tokens")
     return {"batch_size": batch, "sequence_length": SEQUENCE_LENGTH}
 
 
-def _own_data(job: Job) -> dict[str, Any] | None:
-    """Return where a job's own data is, where that is on this machine."""
+def _own_data(job: Job) -> JsonObject | None:
+    """Return the job's data settings, if its data is on this machine."""
     data = job.train.data
     if data is not None and is_data_function(data):
-        return {"data": data}  # shipped from here, as the model's own file is
+        return {"data": data}  # shipped from this machine, like the model's file
     if data is None or not Path(data).exists():
         return None
     kept = ("tokenizer", "text_key", "packing")
@@ -214,7 +207,7 @@ def _own_data(job: Job) -> dict[str, Any] | None:
 
 
 def write_own_source(path: Path) -> None:
-    """Write the text of this package as one document a file, the same every time."""
+    """Write the text of this package, one document per file, always the same."""
     root = Path(__file__).parents[1]
     lines: list[str] = []
     written = 0

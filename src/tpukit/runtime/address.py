@@ -2,7 +2,9 @@
 
 import errno
 import ipaddress
+import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ConfigError, TPUDistributedError
@@ -12,7 +14,7 @@ LARGEST_PORT = 65535
 
 @dataclass(frozen=True)
 class Address:
-    """A host name or IP address with a port; `str()` is the form jax and gRPC take."""
+    """A host name or IP address with a port; `str()` is the form that jax and gRPC accept."""
 
     host: str
     port: int
@@ -43,14 +45,14 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether listening here means listening on every network of the machine."""
+        """Whether listening on this address means listening on every network of the machine."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
 
     def resolved(self) -> "Address":
-        """The same with the host as the IP address this machine resolves it to.
+        """Return the address with the host replaced by the IP address it resolves to.
 
         IPv4 comes first, so that 'localhost' means the same on every host.
 
@@ -81,8 +83,8 @@ def is_loopback(host: str) -> bool:
 def names_this_machine(host_header: str) -> bool:
     """Whether the Host header of a request names this machine.
 
-    A web page elsewhere can point a host name of its own at 127.0.0.1, and a browser then sends
-    that name. So a server on a loopback address answers no other names.
+    A web page elsewhere can point its own host name at 127.0.0.1, and a browser then sends that
+    name. So a server on a loopback address answers only to its own names.
     """
     end = host_header.find("]") + 1 if host_header.startswith("[") else host_header.find(":")
     return is_loopback(host_header if end < 0 else host_header[:end])
@@ -126,3 +128,33 @@ def _why_not(error: OSError, address: Address) -> str:
             f"({error.strerror}); use a port above 1023."
         )
     return f"The coordinator cannot listen on {address} ({error.strerror}); use another address."
+
+
+FIRST_PERSON, NOBODY = 1000, 65534
+"""User ids from the first up to the second are people's, as Linux is usually set up."""
+_NO_LOGIN = ("nologin", "false")
+
+
+def people() -> set[int]:
+    """Return the user ids of people with an account or a process on this machine."""
+    found = {os.getuid(), *_accounts(), *_owners()}
+    return {uid for uid in found if FIRST_PERSON <= uid < NOBODY}
+
+
+def _accounts() -> Iterable[int]:
+    import pwd
+
+    for account in pwd.getpwall():
+        if not account.pw_shell.endswith(_NO_LOGIN):
+            yield account.pw_uid
+
+
+def _owners() -> Iterable[int]:
+    """Yield the owners of processes; a directory service's accounts are in no local list."""
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            yield process.uids().real
+        except psutil.Error:
+            continue

@@ -1,7 +1,7 @@
-"""Calls that are the same in plain code and in `async def`: `f(x)` and `await f(x)`.
+"""Functions that can be called in plain code, `f(x)`, and awaited in a coroutine, `await f(x)`.
 
-Whoever calls from a coroutine gets an awaitable, and the work is done in a thread, so that the
-event loop goes on; whoever calls from anywhere else gets the result.
+In a coroutine a call returns an awaitable and the work runs in a thread, so that the event loop is
+not blocked. Everywhere else the call returns the result.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _INNER = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 
 
 def either_way(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a blocking function be awaited too.
+    """Decorate a blocking function so that it can be awaited too.
 
     Type checkers see the plain form; in a coroutine the result is awaited.
     """

@@ -1,8 +1,8 @@
-"""Run a module in a child process that may hang or abort, and get a JSON answer or a clear error.
+"""Run a module in a child process that may hang or abort, and return its JSON reply.
 
-libtpu can block for minutes and can abort the whole process on odd input, so every use of it goes
-through here. The child reads a JSON request from standard input and writes its JSON reply to the
-file named in `TPUKIT_CHILD_REPLY` (standard output belongs to libtpu's own chatter).
+libtpu can block for minutes and can abort the whole process on unusual input, so every use of it
+goes through here. The child reads a JSON request from standard input and writes its JSON reply to
+the file named in `TPUKIT_CHILD_REPLY`, because libtpu prints to standard output.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, TPUBackendError
+from ..hardware.catalog import SLICE_FOR_LIBTPU
 from .files import temporary_folder, write_json
 from .interruption import undone_if_interrupted, whole_or_not_begun
 
@@ -40,13 +41,13 @@ class ChildError(TPUBackendError):
 
 
 def offline_environment(
-    extra: Mapping[str, str] | None = None, *, accelerator_type: str = "v6e-4"
+    extra: Mapping[str, str] | None = None, *, accelerator_type: str = SLICE_FOR_LIBTPU
 ) -> dict[str, str]:
-    """The environment in which libtpu compiles on a machine that has no TPU.
+    """Return the environment in which libtpu compiles on a machine without a TPU.
 
-    `TPU_SKIP_MDS_QUERY` saves minutes of metadata look-ups, `ALLOW_MULTIPLE_LIBTPU_LOAD` lets
-    a second process load libtpu, and the accelerator type and host name answer what libtpu
-    would otherwise ask the machine. Flags the user set for a real TPU are not inherited.
+    `TPU_SKIP_MDS_QUERY` saves minutes of metadata look-ups, and `ALLOW_MULTIPLE_LIBTPU_LOAD` lets a
+    second process load libtpu. Accelerator type and host name replace queries of libtpu to the
+    machine. Flags that the user set for a real TPU are not inherited.
     """
     environment = {
         name: value
@@ -63,6 +64,7 @@ def offline_environment(
         TPU_STDERR_LOG_LEVEL="3",
         TPU_MIN_LOG_LEVEL="3",
         TF_CPP_MIN_LOG_LEVEL="3",
+        JITDUMPDIR=os.devnull,  # or libtpu's LLVM writes a folder ~/.debug for Linux perf
     )
     environment.update(extra or {})
     return environment
@@ -79,12 +81,12 @@ def run_child(
 
     Args:
         module: A module whose `__main__` calls `serve_request`.
-        request: What the child is asked, as JSON data.
+        request: The request, as JSON data.
         timeout_s: After this long the child and everything it started are killed.
         environment: The whole environment of the child; `offline_environment()` by default.
 
     Raises:
-        ChildError: The child raised, died or ran out of time.
+        ChildError: The child raised an error, died or ran out of time.
         MissingExtraError: The child could not import libtpu.
     """
     reply = watch_child(module, request, timeout_s=timeout_s, environment=environment)
@@ -100,10 +102,10 @@ def watch_child(
     environment: Mapping[str, str] | None = None,
     stop_when: Callable[[], bool] | None = None,
 ) -> dict[str, Any] | None:
-    """Run a child like `run_child`, but stop it, and return None, once `stop_when` is true.
+    """Run a child like `run_child`, but stop it and return None once `stop_when()` is true.
 
-    `stop_when` is asked several times a second: what the child has left on disk by then is
-    all that is wanted of it. It may also report progress.
+    `stop_when` is called several times per second, for callers that need only the files the child
+    has written. It may also report progress.
     """
     with temporary_folder("tpukit-child-") as folder:
         request_path, reply_path = folder / "request.json", folder / "reply.json"
@@ -143,16 +145,16 @@ def run_in_group(
     input_path: Path | None = None,
     stop_when: Callable[[], bool] | None = None,
 ) -> int | None:
-    """Run a command in a session of its own and kill whatever it leaves; return its exit code.
+    """Run a command in its own session, kill the processes it leaves, and return its exit code.
 
     Args:
         command: The program and its arguments.
-        log_path: A file that gets all its output.
+        log_path: File for all its output.
         environment: The whole environment of the command.
         timeout_s: After this long the command and everything it started are killed.
         input_path: Its standard input; empty by default.
-        stop_when: Asked several times a second; once it is true the command is killed, and None
-            is returned.
+        stop_when: Called several times per second; once it returns True, the command is killed
+            and None is returned.
 
     Raises:
         ChildError: It ran out of time.
@@ -189,7 +191,7 @@ def run_in_group(
 
 
 def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """The child's side: read the request, call `answer`, write its reply or its error."""
+    """Serve the child's side: read the request, call `answer`, write its reply or its error."""
     # Not os.getppid(), which is another process where the parent has ended by now.
     parent = int(os.environ[PARENT_VARIABLE])
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
@@ -206,7 +208,7 @@ def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None
 def _wait(
     process: subprocess.Popen[bytes], timeout_s: float, stop_when: Callable[[], bool] | None
 ) -> int | None:
-    """The exit code, or None once `stop_when` is true."""
+    """Return the exit code, or None once `stop_when` is true."""
     if stop_when is None:
         return process.wait(timeout_s)
     deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Debugging mode: NaN and Inf checks, no jit, a log of compiles; and the way back."""
+"""Debugging mode of jax: NaN and Inf checks, no jit, a log of compiles."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ DEBUG_SETTINGS = {
 
 @dataclass(frozen=True)
 class DebugMode:
-    """Debugging is on. Call `restore()`, or use it in a `with` block, to turn it off again."""
+    """Debugging mode is on; `restore()`, or the end of a `with` block, turns it off."""
 
     before: dict[str, Any]
     here: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     def restore(self) -> None:
-        """Put jax's settings back to what they were."""
+        """Restore jax's earlier settings."""
         import jax
 
         self.here.close()

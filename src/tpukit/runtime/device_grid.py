@@ -1,4 +1,4 @@
-"""Put devices in mesh order, so that neighbours in the mesh are neighbours on the wire."""
+"""Order devices for a mesh, so that neighbours in the mesh are neighbours on the network."""
 
 import math
 from collections import defaultdict
@@ -16,17 +16,17 @@ def arrange_devices(
     *,
     dcn_shape: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Return `devices` as an array ready for `jax.sharding.Mesh`.
+    """Return `devices` as an array for `jax.sharding.Mesh`.
 
-    TPU devices, attached or from an offline topology, are laid along the torus by their
-    coordinates; the last axis gets the shortest paths, so put the chattiest axis last. CPU and
-    GPU devices keep their order.
+    TPU devices, attached or from an offline topology, are placed along the torus by their
+    coordinates. The last axis gets the shortest paths, so it should be the axis with the most
+    communication. CPU and GPU devices keep their order.
 
     Args:
         shape: Size of every axis inside one slice (over ICI).
         devices: As many devices as the mesh has places.
-        dcn_shape: Size of every axis across slices (over DCN), as long as `shape`. Slices are
-            told apart by `slice_index` on TPU and by `process_index` elsewhere.
+        dcn_shape: Size of every axis across slices (over DCN), as long as `shape`. A device's
+            slice is its `slice_index` on TPU and its `process_index` elsewhere.
 
     Returns:
         An object array whose shape is `shape`, times `dcn_shape` axis by axis where given.
@@ -41,7 +41,7 @@ def arrange_devices(
     dcn_shape = tuple(int(size) for size in dcn_shape)
     if len(dcn_shape) != len(shape):
         raise MeshError(
-            f"The DCN shape {dcn_shape} has {len(dcn_shape)} axes and the ICI shape {shape} has "
+            f"The DCN shape {dcn_shape} has {len(dcn_shape)} axes but the ICI shape {shape} has "
             f"{len(shape)}; give one DCN size for every axis, 1 where it stays inside a slice."
         )
     slices = _group_by_slice(devices)
@@ -64,7 +64,7 @@ def arrange_devices(
 
 
 def _group_by_slice(devices: Sequence[Any]) -> list[list[Any]]:
-    """The devices of each slice, in order of slice number."""
+    """Return the devices of each slice, in order of slice number."""
     # CPU devices of every process report slice_index 0, so off TPU a process is a slice.
     attribute = "slice_index" if devices and devices[0].platform == "tpu" else "process_index"
     slices: defaultdict[int, list[Any]] = defaultdict(list)
@@ -77,7 +77,7 @@ def _group_by_slice(devices: Sequence[Any]) -> list[list[Any]]:
 def _check_count(shape: tuple[int, ...], devices: Sequence[Any], what: str) -> None:
     if math.prod(shape) != len(devices):
         raise MeshError(
-            f"The shape {shape} of {what} needs {math.prod(shape)} devices and got {len(devices)}; "
+            f"The shape {shape} of {what} needs {math.prod(shape)} devices but got {len(devices)}; "
             "change the shape, or pass exactly the devices it covers."
         )
 

@@ -1,4 +1,4 @@
-"""Set the variables that are right for the machine before jax starts, and say what was done."""
+"""Set the environment variables that suit the machine before jax starts, and report them."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ class EnvironmentSetting:
 
 @dataclass(frozen=True)
 class VariableChange:
-    """What became of one variable."""
+    """What happened to one variable."""
 
     name: str
     before: str | None
@@ -46,7 +46,7 @@ class VariableChange:
 
 @dataclass(frozen=True)
 class EnvironmentReport(Shown):
-    """What `configure_tpu_environment` found and did."""
+    """The detected machine, and the changes of `configure_tpu_environment`."""
 
     platform: Platform
     evidence: tuple[str, ...]
@@ -55,11 +55,11 @@ class EnvironmentReport(Shown):
 
     @property
     def too_late(self) -> tuple[VariableChange, ...]:
-        """What can no longer be changed, because jax has opened its devices."""
+        """Variables that can no longer be changed, because jax has opened its devices."""
         return tuple(change for change in self.changes if change.outcome == "too late")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return asdict(self)
 
     def __rich__(self) -> Any:
@@ -80,12 +80,12 @@ class EnvironmentReport(Shown):
 def environment_for(
     platform: Platform, *, allocator: str | None = None, preallocate: bool | None = None
 ) -> dict[str, EnvironmentSetting]:
-    """The variables that are right on `platform`, each with its reason; nothing is set.
+    """Return the variables that suit a platform, each with its reason; set nothing.
 
     Args:
         platform: "tpu", "gpu" or "cpu".
-        allocator: XLA_PYTHON_CLIENT_ALLOCATOR ("platform", "bfc", "cuda_async"), if you want one.
-        preallocate: XLA_PYTHON_CLIENT_PREALLOCATE, if you want to fix it.
+        allocator: Value of XLA_PYTHON_CLIENT_ALLOCATOR: "platform", "bfc" or "cuda_async".
+        preallocate: Value of XLA_PYTHON_CLIENT_PREALLOCATE.
 
     Raises:
         ConfigError: The platform is not one of those.
@@ -132,17 +132,17 @@ def configure_tpu_environment(
     allocator: str | None = None,
     preallocate: bool | None = None,
 ) -> EnvironmentReport:
-    """Find out whether this is a TPU, GPU or CPU machine and set what is right for it.
+    """Detect a TPU, GPU or CPU machine and set the environment variables that suit it.
 
-    Nothing here loads libtpu, opens a device or uses the network, so it cannot hang. A variable
-    that is already set is kept. After jax has opened its devices nothing is set, and the report
-    says what is too late.
+    This loads no libtpu, opens no device and uses no network, so it cannot hang. A variable that is
+    already set is kept. After jax has opened its devices nothing is set, and the report lists what
+    is too late.
 
     Args:
-        environment: What to change; the process's own environment by default.
-        platform: Skip the detection.
-        allocator: XLA_PYTHON_CLIENT_ALLOCATOR, if you want one.
-        preallocate: XLA_PYTHON_CLIENT_PREALLOCATE, if you want to fix it.
+        environment: The environment to change; by default the process's own.
+        platform: The platform, instead of detecting it.
+        allocator: Value of XLA_PYTHON_CLIENT_ALLOCATOR.
+        preallocate: Value of XLA_PYTHON_CLIENT_PREALLOCATE.
 
     Raises:
         ConfigError: `platform` is not "tpu", "gpu" or "cpu".
@@ -170,9 +170,9 @@ def configure_tpu_environment(
 
 
 def open_devices() -> list[Any]:
-    """Return jax's devices; its platform is chosen first, unless somebody has chosen one.
+    """Return jax's devices, after choosing jax's platform unless it is already chosen.
 
-    Left alone, jax loads libtpu on machines without a TPU too, which prints a page of errors about
+    By itself jax loads libtpu on machines without a TPU too, which prints a page of errors about
     worker hostnames.
     """
     import jax
@@ -215,7 +215,7 @@ def _platform_here(here: Accelerators) -> tuple[Platform, tuple[str, ...]]:
 
 
 def jax_state() -> JaxState:
-    """Whether jax is absent, imported, or has opened its devices (then variables are settled)."""
+    """Return whether jax is absent, imported, or has opened its devices."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is None:
         return "absent"

@@ -1,11 +1,12 @@
-"""Files and folders that are whole or not there: made beside their place, then moved onto it.
+"""Write files and folders atomically: create them beside their place, then rename them.
 
-Outputs that a user named are tried before the work that fills them starts. Trying is the only way
-to know: permissions, a read-only disk and a full one answer differently for each user and file
-system. What can always be made again lies in one cache folder; what cannot, in one state folder.
+Output paths that a user names are tested before the work starts. Testing is the only reliable way,
+because permissions, read-only disks and full disks differ by user and file system. Files that can
+be created again are in one cache folder, and all others in one state folder.
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -17,7 +18,7 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from ..errors import TPUCacheError, TPUCheckpointError, TPUValidationError
 from .interruption import undone_if_interrupted, whole_or_not_begun
@@ -36,15 +37,14 @@ of jax, and jax's own compilation cache."""
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = False, private: bool = False) -> Generator[IO[bytes]]:
-    """Open a file that appears at `path` when the block ends, unless it ends by an error.
+    """Open a file that appears at `path` when the block ends without an error.
 
-    Readers see what was there before or all that is new, never a part, and so do those who write
-    the same file at the same time.
+    Readers and concurrent writers see the old file or the complete new one, never a part.
 
     Args:
-        path: Where it appears; its folder must exist.
-        durable: Whether it must outlast a power cut, which takes a wait for the disk.
-        private: Whether it is for this user alone.
+        path: The final path; its folder must exist.
+        durable: Whether it must survive a power cut, which means waiting for the disk.
+        private: Whether only this user may read it.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:  # a device or a pipe, which has to stay what it is
@@ -68,9 +68,9 @@ def whole_file(path: Path, *, durable: bool = False, private: bool = False) -> G
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder, and those above it that are missing, for this user alone.
+    """Create a folder and its missing parents, accessible to this user only.
 
-    What it holds (logs, arguments, metrics) may name things that others must not read.
+    Its contents (logs, arguments, metrics) may contain text that others must not read.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
@@ -79,17 +79,17 @@ def private_folder(path: Path) -> Path:
 
 
 def unguessable_folder() -> Path:
-    """Make a folder for this user alone in the temporary one; whoever asks removes it."""
+    """Create a private temporary folder; the caller removes it."""
     return Path(tempfile.mkdtemp(prefix="tpukit-"))
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a file as `open(opener=…)` asks; one that is made is for this user alone."""
+    """Opener for `open(opener=…)`: a new file is accessible to this user only."""
     return os.open(path, flags, 0o600)
 
 
 def refuse_shared(folder: Path) -> None:
-    """Refuse a folder in which other users could place programs that would be run here.
+    """Refuse a folder in which other users could place programs that tpukit would run.
 
     Raises:
         TPUCacheError: Others own it, or may write to it.
@@ -113,23 +113,23 @@ def refuse_shared(folder: Path) -> None:
 
 
 def looks_pickled(start: bytes) -> bool:
-    """Whether a file that starts so is a pickle, or a zip archive of them, as torch.save writes.
+    """Whether the first bytes are those of a pickle, or of a zip archive as torch.save writes.
 
-    Nine bytes tell: a safetensors file begins with the size of its header, which may read like a
-    pickle's mark, and then has a brace.
+    Nine bytes are enough: a safetensors file begins with the size of its header, which may look
+    like a pickle's first bytes, and then has a brace.
     """
     return start.startswith(_PICKLES) and start[8:9] != b"{"
 
 
 def start_of_tensors(path: Path, *, instead: str) -> bytes:
-    """The first nine bytes of a file that should be safetensors.
+    """Return the first nine bytes of a file that should be safetensors.
 
     Args:
         path: The file.
-        instead: The way out where it is a pickle, as a sentence.
+        instead: A sentence with the alternative, for a file that is a pickle.
 
     Raises:
-        TPUCheckpointError: It cannot be read, or is a pickle.
+        TPUCheckpointError: The file cannot be read, or is a pickle.
     """
     try:
         with path.open("rb") as file:
@@ -138,8 +138,7 @@ def start_of_tensors(path: Path, *, instead: str) -> bytes:
         raise TPUCheckpointError(f"{path} cannot be read ({error.strerror}).") from None
     if looks_pickled(start):
         raise TPUCheckpointError(
-            f"{path} is a pickle, which can run code of whoever wrote it, so it is not read. "
-            f"{instead}"
+            f"{path} is a pickle, which can run code of its author, so it is not read. {instead}"
         )
     return start
 
@@ -147,26 +146,26 @@ def start_of_tensors(path: Path, *, instead: str) -> bytes:
 def write_bytes(
     path: Path, content: bytes, *, durable: bool = False, private: bool = False
 ) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     with whole_file(path, durable=durable, private=private) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str, *, durable: bool = False, private: bool = False) -> None:
-    """Write a text file, in UTF-8, whole or not at all."""
+    """Write a UTF-8 text file atomically."""
     write_bytes(path, text.encode(), durable=durable, private=private)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data as JSON, whole or not at all."""
+def write_json(path: Path, data: object) -> None:
+    """Write plain data as JSON, atomically."""
     write_text(path, json.dumps(data) + "\n")
 
 
 def write_output(path: Path, content: bytes | str) -> None:
-    """Write a file that the user asked for by name.
+    """Write an output file that the user named.
 
     Raises:
-        TPUValidationError: It cannot be written there.
+        TPUValidationError: The file cannot be written.
     """
     try:
         write_bytes(path, content.encode() if isinstance(content, str) else content)
@@ -178,7 +177,7 @@ def write_output(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str = "", *, inside: Path | None = None) -> Generator[Path]:
-    """Make a folder that is gone after the block, also where Ctrl-C ends the process."""
+    """Create a folder that is removed after the block, also when Ctrl-C ends the process."""
     with ExitStack() as stack:
         with whole_or_not_begun():  # or Ctrl-C could come when it is there and nobody knows of it
             made = tempfile.TemporaryDirectory(prefix=prefix, dir=inside)
@@ -188,26 +187,26 @@ def temporary_folder(prefix: str = "", *, inside: Path | None = None) -> Generat
 
 
 def new_folder(path: str | Path) -> Path:
-    """Return the folder that `path` names, which is not there yet or holds nothing.
+    """Return the folder `path`, which must not exist or must be empty.
 
     Raises:
-        TPUValidationError: Something is there already.
+        TPUValidationError: The path exists and is not an empty folder.
     """
     target = Path(path).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise TPUValidationError(
-            f"{target} is there already and is not overwritten; name a new folder, or empty it."
+            f"{target} exists already and is not overwritten; name a new folder, or empty it."
         )
     return target
 
 
 @contextmanager
 def folder_beside(target: Path) -> Generator[Path]:
-    """Make an empty folder in which the content of `target` can be made; see `finish_folder`.
+    """Create an empty folder in which the content of `target` is prepared; see `finish_folder`.
 
-    It is gone after the block, unless it was moved to its place by then. Several processes may
-    make the same one, each in a folder of its own. What one leaves behind when it is killed, the
-    next one on the same machine removes.
+    The folder is removed after the block unless it was moved to its place. Several processes may
+    prepare the same target, each in its own folder. Remains of a killed process are removed by the
+    next one on the same machine.
     """
     import psutil
 
@@ -227,7 +226,7 @@ def folder_beside(target: Path) -> Generator[Path]:
 
 
 def finish_folder(made: Path, target: Path) -> None:
-    """Move what `folder_beside` made to its place, instead of a folder that is there."""
+    """Move a folder of `folder_beside` to its place, replacing an existing one."""
     if not target.exists():
         made.rename(target)
         return
@@ -242,7 +241,7 @@ def finish_folder(made: Path, target: Path) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder into which a thread or a child that is being killed may still write."""
+    """Remove a folder into which a dying thread or child may still write."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -251,7 +250,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _wait_for_disk(folder: Path) -> None:
-    """Have the disk know the names in a folder, which syncing a file does not ask of it."""
+    """Sync a folder's own entries to disk, which syncing its files does not do."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -260,9 +259,9 @@ def _wait_for_disk(folder: Path) -> None:
 
 
 def cache_folder(kept: Kept | None = None) -> Path:
-    """The folder of one kind of thing, or the one above all; it need not exist.
+    """Return the cache folder for one kind of file, or its root; it need not exist.
 
-    `TPUKIT_CACHE_DIR`, else `$XDG_CACHE_HOME/tpukit`, else `~/.cache/tpukit`.
+    The root is `TPUKIT_CACHE_DIR`, else `$XDG_CACHE_HOME/tpukit`, else `~/.cache/tpukit`.
     """
     if chosen := os.environ.get("TPUKIT_CACHE_DIR"):
         root = Path(chosen).expanduser()
@@ -272,9 +271,9 @@ def cache_folder(kept: Kept | None = None) -> Path:
 
 
 def state_folder() -> Path:
-    """The folder of what must be remembered between commands; it need not exist.
+    """Return the folder for state that persists between commands; it need not exist.
 
-    `TPUKIT_STATE_DIR`, else `$XDG_STATE_HOME/tpukit`, else `~/.local/state/tpukit`.
+    It is `TPUKIT_STATE_DIR`, else `$XDG_STATE_HOME/tpukit`, else `~/.local/state/tpukit`.
     """
     if chosen := os.environ.get("TPUKIT_STATE_DIR"):
         return Path(chosen).expanduser()
@@ -282,14 +281,14 @@ def state_folder() -> Path:
 
 
 def try_output_file(path: Path) -> None:
-    """Refuse a path at which no file can be written; nothing is left there.
+    """Raise if no file can be written at a path; leave nothing there.
 
     Raises:
         TPUValidationError: It is a folder, its folder is not there, or nothing can be written.
     """
     with _refused(path):
         if path.is_dir():
-            raise TPUValidationError(f"{path} is a folder, and a file is written; name one in it.")
+            raise TPUValidationError(f"{path} is a folder, but a file is expected; name one in it.")
         if not path.parent.exists():
             raise TPUValidationError(
                 f"{path} cannot be written, because there is no folder {path.parent}; make it "
@@ -299,13 +298,13 @@ def try_output_file(path: Path) -> None:
 
 
 def try_output_folder(path: Path) -> None:
-    """Refuse a path at which no folder can be made or filled; nothing is left there.
+    """Raise if no folder can be created or filled at a path; leave nothing there.
 
     Raises:
         TPUValidationError: It is a file or below one, or nothing can be written there.
     """
     with _refused(path):
-        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if not there.is_dir():
             raise TPUValidationError(
                 f"{path} cannot be a folder, because {there} is a file; choose another place."
@@ -331,3 +330,12 @@ def _refused(path: Path) -> Generator[None]:
         raise TPUValidationError(
             f"{path} cannot be written ({error.strerror}); choose another place."
         ) from None
+
+
+PASSING_ERRORS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+        *(errno.EHOSTDOWN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    }
+)
+"""Errors of a place that is right. A missing permission or folder is not among them."""

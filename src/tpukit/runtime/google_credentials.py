@@ -1,8 +1,8 @@
-"""Who asks: credentials from files, or from the machine where it is one of Google's.
+"""Google credentials: from files, or from the metadata server of a Google machine.
 
-google.auth, left alone, asks the metadata server of a machine that is not Google's again and
-again before it gives up. So the places where it would look are looked at here, and the metadata
-server is asked only where the firmware says that there is one.
+By itself google.auth queries the metadata server again and again on a machine that is not Google's.
+So this module checks the usual files itself, and queries the server only if the firmware shows a
+Google machine.
 """
 
 import datetime
@@ -31,7 +31,7 @@ WAY_OUT = (
 
 @dataclass(frozen=True)
 class Identity:
-    """Credentials, where they came from, and the project they name."""
+    """Credentials with their source and their project."""
 
     credentials: Credentials
     source: str
@@ -39,11 +39,11 @@ class Identity:
 
 
 class SelfSigned(Credentials):
-    """Tokens that a service account's key signs here, and nobody is asked for.
+    """Tokens that a service account's key signs locally, without a request.
 
-    As google.auth signs them for such a key (https://google.aip.dev/auth/4111). Its own classes
-    also ask another service of Google's which regions the account may use, in threads that try
-    again and again where there is no network.
+    google.auth signs such tokens in the same way (https://google.aip.dev/auth/4111), but its
+    classes also query which regions the account may use, in threads that retry without end where
+    there is no network.
     """
 
     def __init__(self, key: service_account.Credentials) -> None:
@@ -51,7 +51,7 @@ class SelfSigned(Credentials):
         self._key = key
 
     def refresh(self, request: object) -> None:
-        """Sign another token."""
+        """Sign a new token."""
         now = int(time.time())
         email, until = self._key.service_account_email, now + LIFE_S
         claims = {"iss": email, "sub": email, "iat": now, "exp": until, "scope": SCOPE}
@@ -61,7 +61,7 @@ class SelfSigned(Credentials):
 
 
 def find_identity(credentials_file: str | None) -> Identity:
-    """Return who asks: by a file of the job, of the environment or of gcloud, or the machine.
+    """Return credentials from a file of the job, the environment or gcloud, or of the machine.
 
     Raises:
         ProviderError: There are none, or the file cannot be read.
@@ -98,7 +98,7 @@ def _from_file(path: Path, source: str) -> Identity:
 
 
 def _gcloud_file() -> Path:
-    """Return where `gcloud auth application-default login` leaves them."""
+    """Return the path of the file that `gcloud auth application-default login` writes."""
     folder = os.environ.get("CLOUDSDK_CONFIG")
     root = Path(folder) if folder else Path("~/.config/gcloud").expanduser()
     return root / "application_default_credentials.json"

@@ -1,16 +1,16 @@
-"""Ctrl-C and SIGTERM for a command: it ends at once, with its children and half-made files.
+"""End a command on Ctrl-C and SIGTERM at once, with its children and unfinished files.
 
-Python makes an exception of Ctrl-C and raises it wherever the main thread happens to be. Inside a
-callback of jax it is printed and forgotten, a thread pool waits for its threads before it goes on,
-and a call into C++ hears nothing until it returns. So a command does not unwind. Its handler undoes
-what is registered here, the newest first, and ends the process; where the main thread does not
-come to run the handler in time, a second thread does the same.
+Python raises Ctrl-C as an exception wherever the main thread is. Inside a callback of jax it is
+printed and dropped, a thread pool first waits for its threads, and a call into C++ does not notice
+it until it returns. So a command does not unwind. Its handler undoes what is registered here, the
+newest first, and ends the process. If the main thread does not run the handler in time, a second
+thread does the same.
 
-SIGTERM, by which service managers and schedulers end a command, is answered in the same way, unless
-the command has a handler of its own for it.
+SIGTERM, by which service managers and schedulers end a command, is handled in the same way, unless
+the command has its own handler.
 
-A library must not do that to the program that uses it: only `tpukit.cli` calls `end_on_ctrl_c`.
-Without it everything here does nothing, and Ctrl-C is a KeyboardInterrupt as usual.
+A library must not do that to the program that uses it, so only `tpukit.cli` calls `end_on_ctrl_c`.
+Without that call nothing here has an effect, and Ctrl-C is a KeyboardInterrupt as usual.
 """
 
 import contextlib
@@ -25,10 +25,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 128 + signal.SIGINT
-"""The exit code of a command that Ctrl-C ended, as shells count it."""
-TERMINATED = 128 + signal.SIGTERM
-"""The exit code of a command that SIGTERM ended."""
+from ..exit_codes import ExitCode
+
 PATIENCE_S = 1.4
 """How long a command that ends well may take for it, such as a run that saves its last step."""
 _CHANCE_S = 0.3  # for the main thread to run its handler, before another one does its work
@@ -47,10 +45,10 @@ _patience_s: list[float] = []
 
 
 def end_on_ctrl_c() -> None:
-    """End this process on Ctrl-C (130) or SIGTERM (143), undoing what is registered by then."""
+    """End this process on Ctrl-C (130) or SIGTERM (143), after undoing what is registered."""
     signals = [signal.SIGINT, signal.SIGTERM]
     # One that is ignored stays so: `tpukit … &` in a script, or nohup.
-    heard = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
+    heard = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     if not heard:
         return
     arriving, telling = os.pipe()
@@ -65,23 +63,23 @@ def end_on_ctrl_c() -> None:
 
 
 def ctrl_c_ends_process() -> bool:
-    """Tell whether `end_on_ctrl_c` holds, as it does in every command."""
+    """Return whether `end_on_ctrl_c` was called, as it is in every command."""
     return _holds.is_set()
 
 
 def was_interrupted() -> bool:
-    """Tell whether Ctrl-C was pressed in a command, which then may only end well."""
+    """Return whether Ctrl-C was pressed in a command that is finishing its work."""
     return _pressed.is_set()
 
 
 def exit_code() -> int:
     """Return the exit code of a command that a signal ends."""
-    return _code[0] if _code else INTERRUPTED
+    return _code[0] if _code else ExitCode.INTERRUPTED
 
 
 @contextmanager
 def undone_if_interrupted(undo: Callable[[], None]) -> Generator[None]:
-    """Call `undo` if Ctrl-C ends the process within the block; it may not take long."""
+    """Call `undo` if Ctrl-C ends the process inside the block; it must be quick."""
     _undo.append(undo)
     try:
         yield
@@ -91,9 +89,9 @@ def undone_if_interrupted(undo: Callable[[], None]) -> Generator[None]:
 
 @contextmanager
 def whole_or_not_begun() -> Generator[None]:
-    """Let Ctrl-C end the process before this block or after it, never within.
+    """Delay Ctrl-C until the end of the block.
 
-    It is for moments: to start a child and to register that it must be killed.
+    This is for short blocks, such as starting a child and registering that it must be killed.
     """
     with _starting_or_ending:
         yield
@@ -103,7 +101,7 @@ def whole_or_not_begun() -> Generator[None]:
 
 @contextmanager
 def ending_well(patience_s: float = PATIENCE_S) -> Generator[None]:
-    """Leave the first Ctrl-C to the block's own handler, for so long; the second ends at once."""
+    """Leave the first Ctrl-C to the block's own handler for a time; the second ends at once."""
     _patience_s.append(patience_s)
     try:
         yield
@@ -112,7 +110,7 @@ def ending_well(patience_s: float = PATIENCE_S) -> Generator[None]:
 
 
 def _leave_signals_alone() -> None:
-    """Let a forked child end as any process does: what is registered is its parent's to undo."""
+    """Restore default signals in a forked child, because only its parent may undo things."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_DFL)
@@ -128,7 +126,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _watch(arriving: int) -> None:
-    """End the process where the main thread cannot, or does not in the time it has."""
+    """End the process if the main thread does not do so in time."""
     _next_ctrl_c(arriving, None)
     deadline = time.monotonic() + _LIMIT_S
     _pressed.set()
@@ -142,7 +140,7 @@ def _watch(arriving: int) -> None:
 
 
 def _next_ctrl_c(arriving: int, timeout_s: float | None) -> None:
-    """Wait until Ctrl-C is pressed, or SIGTERM comes to a command without its own handler."""
+    """Wait for Ctrl-C, or for SIGTERM in a command without its own handler."""
     while select.select([arriving], [], [], timeout_s)[0]:
         number = os.read(arriving, 1)[0]
         handled_here = signal.getsignal(number) is _on_signal
@@ -152,7 +150,7 @@ def _next_ctrl_c(arriving: int, timeout_s: float | None) -> None:
 
 
 def _end() -> None:
-    """Undo what is registered, say so in one line, and end the process; for its first caller."""
+    """Undo what is registered, print one line, and end the process; only the first call acts."""
     if threading.get_ident() in _ender:
         return  # a second Ctrl-C, while the first is answered
     if _ending.is_set() or not _starting_or_ending.acquire(timeout=_LIMIT_S):
@@ -166,6 +164,6 @@ def _end() -> None:
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         # Not through a stream, whose lock the interrupted code may hold.
-        how = "terminated" if exit_code() == TERMINATED else "interrupted"
+        how = "terminated" if exit_code() == ExitCode.TERMINATED else "interrupted"
         os.write(2, f"{_END_OF_BAR if os.isatty(2) else ''}{how}\n".encode())
     os._exit(exit_code())

@@ -1,4 +1,4 @@
-"""Opt-in logging: stdlib loggers under `tpukit`, as text for people or JSON lines for machines.
+"""Opt-in logging: stdlib loggers under `tpukit`, as text or as JSON lines.
 
 Library modules call `logging.getLogger(__name__)` and pass facts as `extra={...}`; nothing is
 configured until a program calls `setup_logging`.
@@ -20,15 +20,14 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 def setup_logging(level: str = "warning", json: bool = False) -> logging.Logger:
-    """Send what tpukit logs at `level` and above to standard error.
+    """Send tpukit's log messages at `level` and above to standard error.
 
-    Calling it again replaces the earlier set-up. It is shown here and nowhere else: absl, which
-    checkpoints are written with, gives the root logger a handler of its own, and every line would
-    come twice.
+    Calling it again replaces the earlier set-up. Messages do not propagate to the root logger,
+    because absl, which Orbax uses, adds its own handler there and every line would appear twice.
 
     Args:
         level: "debug", "info", "warning", "error" or "critical".
-        json: One JSON object a line, `extra` fields included, instead of text.
+        json: Write one JSON object per line, with `extra` fields, instead of text.
 
     Returns:
         The logger `tpukit`.
@@ -65,7 +64,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, the extra fields, exception."""
+    """One JSON object per record: time, level, logger, message, extra fields, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""
@@ -83,7 +82,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _OwnHandler(logging.StreamHandler[Any]):
-    """Marks the handler as ours, so that a second `setup_logging` finds it."""
+    """Marks tpukit's handler, so that a second `setup_logging` finds it."""
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:

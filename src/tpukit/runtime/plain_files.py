@@ -1,7 +1,7 @@
-"""Read files that another program put there: regular files only, and no links out of a folder.
+"""Read files that another program wrote: only regular files, and no links out of a folder.
 
-A run directory may be shared. A FIFO in it would make its reader wait for ever, and a link to a
-file outside would show that file to everyone who may see the run.
+A run directory may be shared. A FIFO in it would block its reader for ever, and a link to a file
+outside would show that file to everyone who may see the run.
 """
 
 import errno

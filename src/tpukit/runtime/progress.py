@@ -1,7 +1,7 @@
-"""How a caller hears what is being done: one callback, called with a line for each thing.
+"""The progress callback: called with one line per stage of the work.
 
-Every function that takes a while has a parameter `progress` of this type. `print` is one, and so is
-the `append` of a list. Those that a person calls from Python have `watched` as their default.
+Every slow function has a parameter `progress` of this type. `print` is a valid callback, and so is
+the `append` of a list. Functions that people call from Python have `watched` as default.
 """
 
 import sys
@@ -11,11 +11,11 @@ Progress = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Tell nobody."""
+    """Ignore the line."""
 
 
 def watched(line: str) -> None:
-    """Show a line where a person watches, in a terminal or a notebook; elsewhere show nothing."""
+    """Print a line in a terminal or a notebook; elsewhere print nothing."""
     if "ipykernel.kernelapp" in sys.modules:  # notebooks colour standard error as a failure
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
@@ -25,11 +25,11 @@ def watched(line: str) -> None:
 
 
 class Counted(str):
-    """A line that also says how far the work is, for a callback that draws a bar.
+    """A line that also states the progress, for a callback that draws a bar.
 
     Attributes:
-        done: How much is done, in any unit.
-        total: How much there is of it.
+        done: Amount done, in any unit.
+        total: Total amount, in the same unit.
     """
 
     done: int

@@ -1,12 +1,11 @@
-"""Read serialized protocol buffers without their schemas: field numbers and raw contents.
-
-A wire format that has not changed since 2008; a protobuf runtime and generated classes would be a
-dependency for forty lines of work.
-"""
+"""Read serialized protocol buffers without their schemas: field numbers and raw contents."""
 
 from collections.abc import Iterator
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 _LAST_SHIFT = 63
 
 
@@ -16,31 +15,21 @@ def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     Raises:
         ValueError: `data` is not a protobuf message.
     """
-    at = 0
-    while at < len(data):
-        key, at = read_varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = read_varint(data, at)
-            yield number, value
-            continue
-        if kind == BYTES:
-            size, at = read_varint(data, at)
-        elif kind in (FIXED32, FIXED64):
-            size = 4 if kind == FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {kind} at byte {at} is not protobuf")
-        if at + size > len(data):
-            raise ValueError(f"field {number} runs past the end of the message")
-        yield number, data[at : at + size]
-        at += size
+    try:
+        message = Empty.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"not a protobuf message: {error}") from None
+    for field in UnknownFieldSet(message):
+        if not isinstance(field.data, (int, bytes)):
+            raise ValueError(f"field {field.field_number} is a group, which no message here has")
+        yield field.field_number, field.data
 
 
 def iter_packed(data: bytes) -> Iterator[int]:
-    """Yield numbers that were written one after another without keys.
+    """Yield the numbers of a packed field.
 
     Raises:
-        ValueError: The last one is cut short.
+        ValueError: The last number is cut short.
     """
     at = 0
     while at < len(data):
@@ -49,10 +38,10 @@ def iter_packed(data: bytes) -> Iterator[int]:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a byte, and where the next thing begins.
+    """Return the number that begins at a byte, and the position after it.
 
     Raises:
-        ValueError: It does not end within the message, or within 64 bits.
+        ValueError: The number does not end within the message, or within 64 bits.
     """
     value = shift = 0
     while True:

@@ -1,4 +1,4 @@
-"""Which numbers make sense: one list for job files, Python arguments and the command line."""
+"""Valid ranges of numbers: one list for job files, Python arguments and the command line."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`; infinity and what is no number are in none.
+    """The numbers from `low` to `high`; infinity and NaN are in no range.
 
     Attributes:
-        low: The smallest, or what every number is above where `above` is set.
+        low: The smallest number; excluded if `above` is set.
         high: The largest.
-        above: Whether `low` itself is left out.
+        above: Whether `low` itself is excluded.
     """
 
     low: float
@@ -26,10 +26,10 @@ class Range:
         return number > self.low if self.above else number >= self.low
 
     def check(self, name: str, value: object, *, unit: str = "") -> float:
-        """Return the value, where it is a number of this range.
+        """Return the value if it is a number in this range.
 
         Raises:
-            ConfigError: It is not, with what was seen and what is accepted.
+            ConfigError: It is not; the message has the value and the range.
         """
         if isinstance(value, int | float) and not isinstance(value, bool) and value in self:
             return value
@@ -37,14 +37,14 @@ class Range:
         raise ConfigError(f"{name} is {value!r}; accepted are {self}{words}.")
 
     def check_whole(self, name: str, value: object, *, unit: str = "") -> int:
-        """Return the value, where it is a whole number of this range.
+        """Return the value if it is a whole number in this range.
 
         Raises:
-            ConfigError: It is not, with what was seen and what is accepted.
+            ConfigError: It is not; the message has the value and the range.
         """
         number = self.check(name, value, unit=unit)
         if number != int(number):
-            raise ConfigError(f"{name} is {value!r}; it is a whole number.")
+            raise ConfigError(f"{name} is {value!r}; expected a whole number.")
         return int(number)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Text that looks like a credential: well-known token formats, private keys, URLs with passwords.
+"""Detect text that looks like a credential: token formats, private keys, URLs with passwords.
 
-The token formats are those of gitleaks' default rules. Every pattern is tried only where one of its
-keywords appears, which `bytes.find` tells at memory speed, so a file of any size can be read.
+The token formats are those of gitleaks' default rules. A pattern is tried only near one of its
+keywords, which `bytes.find` locates at memory speed, so files of any size can be scanned.
 """
 
 import re
@@ -22,9 +22,9 @@ class SecretKind:
     """One kind of credential.
 
     Attributes:
-        what: As an error names it.
-        keywords: Bytes of which one is in every match, in lower case.
-        pattern: What is searched for where a keyword was found.
+        what: Its name in error messages.
+        keywords: Lower-case bytes; every match contains at least one.
+        pattern: The pattern to search near a keyword.
     """
 
     what: str
@@ -116,18 +116,18 @@ _NAMES = re.compile(
 
 
 def find_secret(data: bytes) -> str | None:
-    """Return which kind of credential bytes contain; None where they contain none."""
+    """Return the kind of credential that bytes contain, or None."""
     lower = data.lower()
     return next((kind.what for kind in _KINDS if kind.is_in(data, lower)), None)
 
 
 def find_secret_in_file(path: Path) -> str | None:
-    """Return which kind of credential a file contains, anywhere in it; None where it has none."""
+    """Return the kind of credential that a file contains, or None."""
     return next((what for chunk in _chunks(path) if (what := find_secret(chunk))), None)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable's name says that its value is a credential.
+    """Whether a variable's name suggests that its value is a credential.
 
     Example:
         >>> [is_secret_name(name) for name in ("HF_TOKEN", "TOKENIZERS_PARALLELISM", "api_key")]
@@ -137,7 +137,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a credential, by the format of its value or by its name."""
+    """Whether a variable is a credential, by the format of its value or by its name."""
     if find_secret(value.encode(errors="replace")):
         return True
     is_path = value.startswith(("/", "./", "~", "gs://"))

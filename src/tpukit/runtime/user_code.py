@@ -1,4 +1,4 @@
-"""Errors of the user's own code, with the line of the user's file that they came through."""
+"""Errors of the user's own code, with the responsible line of the user's file."""
 
 import os
 import sysconfig
@@ -36,15 +36,15 @@ def user_line(error: BaseException) -> str:
 
 @contextmanager
 def errors_in_trace(name: str) -> Generator[None]:
-    """Turn what a user's code raises while it is traced into an error that names its line.
+    """Turn exceptions of traced user code into an error that names the line.
 
-    Errors that came through no line of the user's are raised as they are.
+    Errors without a line of the user's code are raised unchanged.
 
     Args:
         name: The model or function that is traced.
 
     Raises:
-        TPUModelError: With the error and the line.
+        TPUModelError: The user's code raised an exception.
     """
     from jax.errors import JaxRuntimeError
 
@@ -68,7 +68,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _package(filename: str) -> str | None:
-    """Return "" for a user's file, the name of an installed package, None for all other files."""
+    """Return "" for a user's file, the name of an installed package, or None for other files."""
     path = Path(filename)
     if filename.startswith("<") or path.is_relative_to(_OWN):
         return None
@@ -80,6 +80,6 @@ def _package(filename: str) -> str | None:
 
 
 def _shown(filename: str) -> str:
-    """Return a path as a person would write it: relative to the current folder if it is below."""
+    """Return a path relative to the current folder if it is below it."""
     path = Path(filename)
     return str(path.relative_to(here)) if path.is_relative_to(here := os.getcwd()) else filename

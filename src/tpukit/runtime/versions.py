@@ -1,4 +1,4 @@
-"""Which packages are installed here, in which version, and what they require."""
+"""Installed packages: their versions and requirements."""
 
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 
@@ -7,7 +7,7 @@ NOT_INSTALLED = "none"
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -15,12 +15,12 @@ def installed_version(package: str) -> str | None:
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
-    """The version of each package, `NOT_INSTALLED` where there is none."""
+    """Return the version of each package, `NOT_INSTALLED` for a missing one."""
     return {package: installed_version(package) or NOT_INSTALLED for package in packages}
 
 
 def installed_requirements(package: str) -> list[str]:
-    """What an installed package requires, as written in its metadata; nothing where it is not."""
+    """Return the `Requires-Dist` lines of an installed package; empty if not installed."""
     try:
         return requires(package) or []
     except PackageNotFoundError:
@@ -28,6 +28,6 @@ def installed_requirements(package: str) -> list[str]:
 
 
 def is_any_installed(prefix: str) -> bool:
-    """Whether a package is installed whose name starts so."""
+    """Whether a package with this name prefix is installed."""
     names = (str(distribution.metadata["Name"]).lower() for distribution in distributions())
     return any(name.startswith(prefix) for name in names)

@@ -1,4 +1,4 @@
-"""The right to write to a folder: one process has it, and it ends with that process."""
+"""An exclusive write lock on a folder, which ends with the process that holds it."""
 
 import atexit
 import contextlib
@@ -20,7 +20,7 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes to a folder.
+    """The process that writes to a folder.
 
     Attributes:
         began: Unix seconds.
@@ -43,13 +43,13 @@ class Writer:
     def __str__(self) -> str:
         age_s = max(0.0, time.time() - self.began)
         units = ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
-        size, unit = next((one for one in units if age_s >= 2 * one[0]), (1, "s"))
+        size, unit = next((row for row in units if age_s >= 2 * row[0]), units[-1])
         where = f"process {self.pid} of {self.user} on {self.host}"
         return f"{where}, which began {age_s / size:.0f} {unit} ago"
 
 
 class WriterLock:
-    """A lock file that says who holds it; the operating system frees it when its holder ends.
+    """A lock file that names its holder; the operating system frees it when the holder ends.
 
     Args:
         path: The lock file, which stays when the lock is released.
@@ -60,12 +60,12 @@ class WriterLock:
         self._lock: BaseFileLock | None = None
 
     def take(self, *, wait_s: float = 0.0, what: str, instead: str) -> None:
-        """Take the lock, or refuse.
+        """Take the lock, or raise.
 
         Args:
-            wait_s: How long the holder may take to end.
-            what: What is locked, for the refusal.
-            instead: The way out, for the refusal.
+            wait_s: How long to wait for the holder.
+            what: The locked thing, for the error message.
+            instead: The alternative, for the error message.
 
         Raises:
             TPUValidationError: Another process has it.

@@ -3,8 +3,8 @@
 from ..lazy import lazy_names
 
 HOMES = {
-    ".optimizer.optimizer": ("build_optimizer",),
-    ".optimizer.spec": ("LearningRate", "OptimizerSpec"),
+    ".optimizer": ("build_optimizer",),
+    ".optimizer_spec": ("LearningRate", "OptimizerSpec"),
     ".parts": ("TrainState",),
     ".workload": (
         "StepShardings",

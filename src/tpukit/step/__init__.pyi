@@ -1,8 +1,8 @@
 # Written by `make format` from the list in __init__.py.
 
-from .optimizer.optimizer import build_optimizer as build_optimizer
-from .optimizer.spec import LearningRate as LearningRate
-from .optimizer.spec import OptimizerSpec as OptimizerSpec
+from .optimizer import build_optimizer as build_optimizer
+from .optimizer_spec import LearningRate as LearningRate
+from .optimizer_spec import OptimizerSpec as OptimizerSpec
 from .parts import TrainState as TrainState
 from .workload import StepShardings as StepShardings
 from .workload import Workload as Workload

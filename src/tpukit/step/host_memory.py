@@ -1,35 +1,35 @@
-"""What one host holds in its memory to save, restore and export the state of a training step.
+"""Host memory that saving, restoring and exporting a training state takes, by arithmetic.
 
-Sizes only, by the rules of the code that does it: `training.checkpoint` saves and restores through
-Orbax, `training.export` writes one parameter at a time. `benchmarks/host_memory.py` holds
-the rules against what processes take.
+The rules follow the code: `training.checkpoint` saves and restores through Orbax, and
+`training.export` writes one parameter at a time. `benchmarks/memory.py host` compares the rules
+with the memory of real processes.
 
-Every byte of a state is written once. Orbax copies what a host is to write to its memory first,
-so that training goes on while it is written: an array of which several devices hold the same piece
-is cut among them where the piece is large, and is the first one's to write where it is small.
+Every byte of a state is written once. Orbax first copies a host's share to host memory, so that
+training continues while it is written. A shard that several devices hold is split among them for
+writing where it is large; the first device writes it where it is small.
 """
 
 from dataclasses import dataclass
 
-# What of a restore may be under way at once: enough for several streams of a bucket.
+# Bytes that a restore may read at the same time, enough for several streams of a bucket.
 READ_AT_ONCE_BYTES = 4 * 10**9
-# A piece that is read lies in memory as it is stored and as it is used, until it is on a device.
+# A shard is in memory twice while it is read, in the stored and in the used format.
 HELD_WHILE_READ = 2
-# Of an array that several devices hold alike, each can write a piece; cutting it compiles a
-# program, while training waits, so that only large ones are worth it.
+# Replicas of a shard can each write a part. Splitting compiles a program while training waits, so
+# only large shards are split.
 WORTH_CUTTING_BYTES = 16 << 20
-# The most of a model that an export writes into one file, as Hugging Face cuts them.
+# Largest file of an export, as in Hugging Face's own checkpoints.
 EXPORT_FILE_BYTES = 5 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """One array of a state.
+    """One array of a training state.
 
     Attributes:
-        n_bytes: Of the whole array.
-        copies: On how many devices the same piece of it lies.
-        is_parameter: Whether it is exported too, or only saved.
+        n_bytes: Bytes of the unsharded array.
+        copies: Number of devices that hold the same shard.
+        is_parameter: Whether an export writes it, as opposed to checkpoints only.
     """
 
     n_bytes: int
@@ -39,12 +39,12 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What one of equal hosts holds of a state.
+    """The share of a training state that one of several equal hosts handles.
 
     Args:
-        arrays: The state.
-        devices: Of all hosts together.
-        hosts: How many there are.
+        arrays: The arrays of the state.
+        devices: Devices of all hosts together.
+        hosts: Number of hosts.
     """
 
     arrays: tuple[StoredArray, ...]
@@ -53,29 +53,29 @@ class HostShare:
 
     @property
     def saved_bytes(self) -> int:
-        """What the host that has most to write copies from its devices for a save."""
+        """Bytes that the host with the largest share copies from its devices for a checkpoint."""
         return round(sum(self._written(array) for array in self.arrays))
 
     @property
     def restored_bytes(self) -> int:
-        """What a host reads for its devices, a piece that several of them hold once."""
+        """Bytes that a host reads for its devices; a shard of several devices counts once."""
         return round(sum(self._held(array) for array in self.arrays))
 
     def under_way_bytes(self, at_once: int = READ_AT_ONCE_BYTES) -> int:
-        """What of that is read at the same time, counted once."""
+        """Return the bytes of `restored_bytes` that are read at the same time."""
         largest = max((array.n_bytes for array in self.arrays), default=0)
         return min(self.restored_bytes, read_limit_bytes(largest, at_once))
 
     @property
     def restoring_bytes(self) -> int:
-        """What a restore holds in host memory at most."""
+        """The most host memory that a restore takes."""
         return HELD_WHILE_READ * self.under_way_bytes()
 
     def exporting_bytes(self, file_bytes: int) -> int:
-        """What an export holds: the parameter that is being read, and the file that is filled.
+        """Return the host memory of an export: the parameter being read and the file being filled.
 
         Args:
-            file_bytes: The most that goes into one file.
+            file_bytes: Largest size of one file.
         """
         sizes = [array.n_bytes for array in self.arrays if array.is_parameter]
         return exporting_bytes(max(sizes, default=0), sum(sizes), file_bytes)
@@ -93,10 +93,10 @@ class HostShare:
 
 
 def exporting_bytes(largest: int, total: int, file_bytes: int = EXPORT_FILE_BYTES) -> int:
-    """Host memory of an export of parameters, given the largest of them and all together."""
+    """Return the host memory of an export, given the bytes of the largest and of all parameters."""
     return HELD_WHILE_READ * largest + min(total - largest, file_bytes)
 
 
 def read_limit_bytes(largest_bytes: int, at_once: int) -> int:
-    """How much a restore may have under way; Orbax wants more room than its largest array."""
+    """Return the limit for concurrent reads, which Orbax needs above the size of any array."""
     return max(at_once, largest_bytes + 1)

@@ -1,4 +1,4 @@
-"""Mixed precision for somebody's own model: wide masters, narrow compute, a wide loss."""
+"""Mixed precision for user models: wide master weights, narrow compute, a wide loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..errors import TPUModelError
 from ..hardware.formats import spelled_as
 from ..models.adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
 from ..models.execution import Execution
-from ..models.loss.loss import Batch
+from ..models.loss import Batch
 
 FLOATS = ("bfloat16", "float16", "float32")
 
@@ -20,9 +20,9 @@ FLOATS = ("bfloat16", "float16", "float32")
 class NarrowAdapter:
     """A model whose parameters and inputs are cast to `dtype` for each use.
 
-    Gradients come back through the cast in the master's own format, outputs go to the loss in
-    at least float32, and carried state keeps its format. `param_dtype` is what masters are kept
-    in; None leaves either as the model has it.
+    Gradients have the format of the master weights, outputs are cast to at least float32 for the
+    loss, and carried state keeps its format. `param_dtype` is the format of the master weights.
+    None for either leaves the model's own format.
     """
 
     inner: ModelAdapter
@@ -31,16 +31,16 @@ class NarrowAdapter:
 
     @property
     def initialised(self) -> bool:
-        """True when the model's own arrays exist already."""
+        """Whether the model's arrays exist already."""
         return self.inner.initialised
 
     @property
     def head_counts(self) -> Mapping[str, int] | None:
-        """Heads of the model, where it says them."""
+        """Numbers of heads, or None where the model's adapter has none."""
         return head_counts_of(self.inner)
 
     def init(self, rng: jax.Array) -> Variables:
-        """Make the model's own variables, in the format of masters."""
+        """Return the model's variables in the format of the master weights."""
         made = self.inner.init(rng)
         if self.param_dtype is None:
             return made
@@ -49,7 +49,7 @@ class NarrowAdapter:
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
-        """Run the model narrow."""
+        """Run the model in `dtype`."""
         if self.dtype is None:
             return self.inner.apply(variables, batch, rng=rng, execution=execution)
         narrow = Variables(_cast(variables.params, self.dtype), variables.model_state)
@@ -66,15 +66,15 @@ class NarrowAdapter:
 def narrowed(
     adapter: ModelAdapter, dtype: str | None, param_dtype: str | None = None
 ) -> NarrowAdapter:
-    """Return the model behind `adapter`, computing in `dtype` with masters in `param_dtype`.
+    """Return an adapter that computes in `dtype`, with master weights in `param_dtype`.
 
     Raises:
-        TPUModelError: It is the reference transformer, which has formats of its own.
+        TPUModelError: The model is a reference transformer, whose configuration sets its formats.
     """
     if isinstance(adapter, TransformerAdapter):
         raise TPUModelError(
-            f"compute_dtype='{dtype}' is for your own models; the reference transformer computes "
-            f"in its dtype, here '{adapter.config.dtype}': use config.replace(dtype='{dtype}')."
+            f"compute_dtype='{dtype}' is for user models, but this is a reference transformer with "
+            f"dtype='{adapter.config.dtype}'; use config.replace(dtype='{dtype}')."
         )
     compute, masters = _named("compute_dtype", dtype), _named("param_dtype", param_dtype)
     return NarrowAdapter(adapter, compute, masters)
@@ -85,7 +85,7 @@ def _named(field: str, name: str | None) -> Any:
         return None
     found = spelled_as(name, FLOATS)
     if found is None:
-        raise TPUModelError(f"{field}='{name}'; use {', '.join(FLOATS)}.")
+        raise TPUModelError(f"{field}='{name}'; expected one of {', '.join(FLOATS)}.")
     return jnp.dtype(found)
 
 

@@ -1,4 +1,4 @@
-"""What every way of computing a step takes and gives: state, settings, a batch, the result."""
+"""The state, settings, result and random batches of a training step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..annotations import AnyMesh, PyTree
 from ..models.adapters import ModelAdapter
 from ..models.execution import Execution
-from ..models.loss.loss import Batch, LossFunction, WeightedLoss, default_loss
+from ..models.loss import Batch, LossFunction, WeightedLoss, default_loss
 from ..parallel.experts.routing import RouterStats
 
 
@@ -20,10 +20,10 @@ class TrainState:
     """The state between two steps.
 
     Attributes:
-        step: How many steps were taken, an int32 scalar.
+        step: Number of steps taken, an int32 scalar.
         params: The trained parameters.
-        opt_state: The optimizer's state, laid out like the parameters.
-        model_state: What the model carries without training it (batch statistics); often {}.
+        opt_state: The optimizer's state, sharded like the parameters.
+        model_state: Untrained state that the model carries (batch statistics); often {}.
     """
 
     step: PyTree
@@ -34,7 +34,7 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """What a step needs to know besides its arguments."""
+    """The settings of a step, fixed when it is traced."""
 
     adapter: ModelAdapter
     loss: LossFunction | None
@@ -49,7 +49,7 @@ class StepSettings:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """The mean loss, its gradients, and what the step learned on the way."""
+    """The loss and its gradients, the new model state and router statistics."""
 
     loss: jax.Array
     weight: jax.Array
@@ -58,7 +58,7 @@ class StepResult:
     router: RouterStats | None
 
     def router_metrics(self) -> dict[str, jax.Array]:
-        """Figures of the routers, for an MoE."""
+        """Return the router metrics of an MoE model; empty for others."""
         if self.router is None:
             return {}
         return {
@@ -71,7 +71,7 @@ class StepResult:
 def weighted_loss(
     loss: LossFunction | None, outputs: Any, batch: Batch, *, z_loss: float = 0.0
 ) -> WeightedLoss:
-    """The user's loss, or the default one, as a total and a weight."""
+    """Return the user's loss, or the default loss, as a total and a weight."""
     value = loss(outputs, batch) if loss else default_loss(outputs, batch, z_loss=z_loss)
     if isinstance(value, WeightedLoss):
         return value
@@ -81,14 +81,14 @@ def weighted_loss(
 def random_batch(
     shapes: Mapping[str, jax.ShapeDtypeStruct], *, below: int, seed: int
 ) -> dict[str, jax.Array]:
-    """Whole numbers from 0 to `below`, others normally distributed."""
+    """Return random integers in [0, below) for integer entries, normal numbers for others."""
     batch: dict[str, jax.Array] = {}
     for index, (name, shape) in enumerate(shapes.items()):
         rng = jax.random.fold_in(jax.random.key(seed), index)
-        whole = jnp.issubdtype(shape.dtype, jnp.integer)
+        is_integer = jnp.issubdtype(shape.dtype, jnp.integer)
         batch[name] = (
             jax.random.randint(rng, shape.shape, 0, below, shape.dtype)
-            if whole
+            if is_integer
             else jax.random.normal(rng, shape.shape, shape.dtype)
         )
     return batch

@@ -1,4 +1,4 @@
-"""What a strategy on a mesh asks of a model besides the place of its parameters."""
+"""How a strategy on a mesh changes attention, experts, batches and token order."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,9 +17,8 @@ from ..models.attention.tpu_kernels import (
     splash_attention,
     splash_attention_in_two,
 )
-from ..models.execution import Execution
-from ..models.loss.loss import Batch
-from ..models.placement import experts_on, kernel_spread
+from ..models.execution import Execution, experts_on, kernel_spread
+from ..models.loss import Batch
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.ring.attention import ring_attention
@@ -30,7 +29,7 @@ from ..parallel.sharding.activations import constrain
 from ..parallel.sharding.layout import Layout
 from ..parallel.sharding.strategy import find_axis
 
-# Attention that works on one device's part, and has to be told how the arrays are spread.
+# Attention that runs on each device's shard, so it needs the mesh axes of its arrays.
 _BY_KERNEL: dict[str, Callable[..., Any]] = {
     "auto": automatic_attention,
     "flash": flash_attention,
@@ -47,14 +46,14 @@ def execution_on(
     config: TransformerConfig | None,
     sequence_length: int | None,
 ) -> Execution:
-    """The execution with ring attention and experts put on the mesh, where there are any.
+    """Return the execution with attention and experts placed on the mesh.
 
     Args:
-        mesh: Where it runs.
-        strategy: How the work is split.
-        execution: The choices made before.
-        config: The reference transformer this is, or None.
-        sequence_length: Of the batch, if its loss does not depend on the order of tokens.
+        mesh: The mesh of the step.
+        strategy: The sharding strategy.
+        execution: The settings without a mesh.
+        config: The reference transformer, or None for a user model.
+        sequence_length: Tokens per example, or None where the loss depends on token order.
     """
     context = find_axis(mesh, strategy, "context")
     spread = kernel_spread(mesh, strategy)
@@ -89,9 +88,13 @@ def batch_shardings(
     sequence_length: int | None,
     microbatches: int,
 ) -> dict[str, NamedSharding]:
-    """Split examples over the batch axes and, with context parallelism, sequences too."""
-    whole: list[tuple[str, ...]] = [_names(entry) for entry in layout.batch_spec]
-    batch_axes, sequence_axes = (*whole, (), ())[:2]
+    """Shard examples over the batch axes and, with context parallelism, sequences too.
+
+    Raises:
+        ShardingError: The batch or the sequence does not divide evenly.
+    """
+    named: list[tuple[str, ...]] = [_names(entry) for entry in layout.batch_spec]
+    batch_axes, sequence_axes = (*named, (), ())[:2]
     sizes = axis_sizes(layout.mesh)
     shardings: dict[str, NamedSharding] = {}
     for name, shape in shapes.items():
@@ -125,21 +128,21 @@ def _names(entry: object) -> tuple[str, ...]:
 def ring_layout_for(
     config: TransformerConfig | None, *, shards: int, sequence_length: int | None
 ) -> RingLayout:
-    """The order that suits a model; one's own model or loss may depend on the usual one."""
+    """Return the token order for ring attention; user models and losses keep the usual order."""
     if config is None or sequence_length is None or shards == 1:
         return "contiguous"
     piece, rest = divmod(sequence_length, shards * pieces_a_shard("zigzag"))
-    # Pieces of zigzag are half as long, and a kernel's window reaches into one of them only.
+    # Zigzag pieces are half as long, and a kernel's window may reach into one other piece only.
     windows = {layer.sliding_window for layer in config.kinds.values() if layer.sliding_window}
     far = any(not reaches_one_piece(window, piece) for window in windows)
     return "contiguous" if rest or far else "zigzag"
 
 
 def in_ring_order(batch: Batch, shards: int) -> Batch:
-    """The batch with every sequence in zigzag order, and the positions its tokens had.
+    """Return the batch with sequences in zigzag order, and the positions of the tokens.
 
-    Under a causal mask the last device of a ring would work twice as much as the average, and the
-    others wait. In zigzag order all work alike, and a loss over tokens does not depend on it.
+    Under a causal mask the last device of a ring would do twice the average work while the others
+    wait. Zigzag order balances the work, and a sum over tokens does not depend on the order.
     """
     if shards == 1:
         return batch

@@ -1,4 +1,4 @@
-"""FLOPs of a traced program: its matrix products, counted equation by equation."""
+"""FLOPs of a traced program: its matmuls, counted equation by equation."""
 
 from collections.abc import Iterator
 from math import prod
@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..hardware import Figure
-from ..kernels.partition.primitive import call_p
+from ..kernels.partition.split_call import call_p
 
 if TYPE_CHECKING:
     from .workload import Workload
 
-# Programs of their own, whose products a trace does not show.
+# Kernels whose matmuls a trace does not show.
 _OPAQUE = ("pallas_call", "ffi_call", "tpu_custom_call", "triton_kernel_call")
 _ATTENTION = "dot_product_attention"  # cuDNN's, by several names
 
 
 def model_flops(work: "Workload") -> Figure:
-    """FLOPs of a training step of any model over all devices, without recomputation.
+    """Return the FLOPs of a training step over all devices, without recomputation.
 
-    Of a reference transformer by formula, which counts no key after the query; of other models by
-    the products of their step, in which fused attention's backward pass makes its scores again.
+    For a reference transformer a formula counts them, with keys before the query only. For other
+    models the matmuls of the traced step are counted, where the backward pass of fused attention
+    includes recomputed scores.
     """
     counted = work.flops_per_step
     if counted.value is not None:
@@ -32,19 +33,19 @@ def model_flops(work: "Workload") -> Figure:
 
 
 class _Unknown(Exception):
-    """Why FLOPs cannot be counted."""
+    """The reason why FLOPs cannot be counted."""
 
 
 def traced_flops(jaxpr: Any) -> Figure:
-    """FLOPs of one run over all devices; missing, with the reason, where a part is not shown.
+    """Return the FLOPs of one run over all devices, or a missing figure with the reason.
 
-    A product whose result is never read counts too; a compiler would leave it out.
+    A matmul with an unused result counts too, although a compiler would remove it.
 
     Args:
-        jaxpr: What `jax.jit(f).trace(...).jaxpr.jaxpr` gives.
+        jaxpr: The value of `jax.jit(f).trace(...).jaxpr.jaxpr`.
     """
     try:
-        return Figure(_flops(jaxpr), "FLOP", "model", "matrix products of the traced program")
+        return Figure(_flops(jaxpr), "FLOP", "model", "matmuls of the traced program")
     except _Unknown as reason:
         return Figure.missing("FLOP", str(reason))
 
@@ -69,21 +70,21 @@ def _of_equation(equation: Any) -> float:
         left = equation.invars[0].aval.shape
         return 2.0 * prod(equation.outvars[0].aval.shape) * left[-1]
     if name in _OPAQUE or name.startswith(_ATTENTION):
-        raise _Unknown(f"the program calls a kernel whose products its trace does not show: {name}")
+        raise _Unknown(f"the program calls {name}, a kernel whose matmuls a trace does not show")
     if name in ("cond", call_p.name):
         return _of_branches([*_inner(params)])
-    inner = [_flops(one) for one in _inner(params)]
+    inner = [_flops(program) for program in _inner(params)]
     if name == "while" and any(inner):
         raise _Unknown("a loop of the program has no constant length")
     if name == "scan":
         return params["length"] * sum(inner)
     if name == "shard_map":
-        return params["mesh"].size * sum(inner)  # its shapes are those of one device
+        return params["mesh"].size * sum(inner)  # shapes inside are per device
     return sum(inner)
 
 
 def _of_branches(branches: list[Any]) -> float:
-    """Count the dearest branch; an op's reference stands for a kernel that shows no products."""
+    """Return the FLOPs of the largest branch; an op's reference is counted for its kernel."""
     counted: list[float] = []
     hidden: _Unknown | None = None
     for branch in branches:
@@ -97,9 +98,9 @@ def _of_branches(branches: list[Any]) -> float:
 
 
 def _inner(params: Any) -> Iterator[Any]:
-    """The programs that an equation runs."""
+    """Yield the programs that an equation calls."""
     for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            found = getattr(one, "jaxpr", one)
-            if hasattr(found, "eqns"):
-                yield found
+        for item in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(item, "jaxpr", item)
+            if hasattr(program, "eqns"):
+                yield program

@@ -1,4 +1,4 @@
-"""A workload: model, loss, optimizer and batch as pure functions, each leaf with a sharding."""
+"""`Workload`: model, loss, optimizer and batch as pure functions with a sharding for each leaf."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -21,29 +21,25 @@ from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
-from ..models.lora.adapter import LoraAdapter
-from ..models.lora.placement import thin_layout
-from ..models.lora.spec import LoraSpec
-from ..models.lora.targets import thin_products
-from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
-from ..models.loss.loss import Batch, LossFunction
+from ..models.lora.adapter import LoraAdapter, lora_layout
+from ..models.lora.spec import LoraSpec, lora_multiply_adds
+from ..models.loss import Batch, LossChunks, LossFunction, check_loss_chunks, loss_chunks_text
 from ..models.remat.policy import RematPolicy, RematSpec
 from ..models.stored.placement import stored_shardings
 from ..models.stored.running import dense_shapes
 from ..models.transformer.accounting import count_flops_per_step
 from ..models.transformer.config import TransformerConfig
-from ..parallel.rebalancing.reshard import move
+from ..parallel.rebalancing import move
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
 from ..runtime.user_code import errors_in_trace
 from ..shown import Shown
 from .mixed_precision import narrowed
-from .optimizer.optimizer import build_optimizer
-from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
+from .optimizer import build_optimizer
+from .optimizer_spec import DEFAULT_LEARNING_RATE, OptimizerSpec
 from .parts import StepSettings, TrainState, random_batch
-from .pipeline import check_stages
 from .placement import batch_shardings, execution_on, in_ring_order
-from .update import updated_state
+from .update import check_stages, updated_state
 
 # Compile time grows with unrolled layers; see `Workload.scan_layers`.
 MOST_UNROLLED_LAYERS = 64
@@ -61,40 +57,40 @@ class StepShardings:
 
 @dataclass(frozen=True)
 class Workload(Shown):
-    """What is trained, written so that it can be planned, compiled and run.
+    """A training setup that can be planned, compiled and run.
 
     Args:
         model: A preset name, a `TransformerConfig`, a flax nnx, flax linen or equinox module, a
             function that makes an nnx module from `nnx.Rngs`, or a pair (init, apply).
-        batch_size: Examples in a step, over all devices.
-        sequence_length: Tokens in an example (language models).
-        batch: Shapes of the batch, where it is not {"inputs", "targets"} of token numbers.
-        inputs: The batch entries that a module is called with.
+        batch_size: Examples per step, over all devices.
+        sequence_length: Tokens per example (language models).
+        batch: Shapes of the batch entries, where they are not "inputs" and "targets" of token ids.
+        inputs: The batch entries that the model is called with.
         loss: (outputs, batch) -> a mean loss or a `WeightedLoss`. By default a scalar output is
             the loss, and logits are compared with `batch["targets"]`.
-        loss_chunks: Pieces each device's tokens are cut into for the reference transformer's own
-            loss, so that logits never exist whole; "auto" cuts where they would be large (see
-            `chunked_next_token_loss`), None never, and a function (x, kernel, targets) computes
-            the loss from activations itself.
+        loss_chunks: Chunks of each device's tokens for the reference transformer's loss, so that
+            all logits never exist at once. "auto" chunks where logits would be large (see
+            `chunked_next_token_loss`), None never chunks, and a function (x, kernel, targets)
+            computes the loss from activations.
         z_loss: Weight of the squared log of the softmax's normaliser in the default loss.
-        compute_dtype: For somebody's own model: parameters and inputs are cast to this for each
-            use, while masters, gradients and the loss stay as they are ("bfloat16").
-        param_dtype: For somebody's own model: the format its parameters are kept in.
-        optimizer: Any optax transformation; by default what `OptimizerSpec()` describes.
+        compute_dtype: For user models: parameters and inputs are cast to this for each use, while
+            master weights, gradients and the loss keep their formats ("bfloat16").
+        param_dtype: For user models: the format of the master weights.
+        optimizer: Any optax transformation; by default the one of `OptimizerSpec()`.
         remat: What the backward pass recomputes; see `RematPolicy`.
         strategy: How to split the work over a mesh: "fsdp", "megatron", "fsdp+megatron", …
         rules: (pattern, spec) pairs that go before the strategy.
-        microbatches: Pieces a step is cut into. With the "pipeline" strategy they flow through
-            the stages; otherwise their gradients are added up.
+        microbatches: Micro-batches per step. With the "pipeline" strategy they flow through the
+            stages; otherwise their gradients are accumulated.
         pipeline_schedule: "gpipe" or "1f1b".
         attention: "auto", "flash", "splash", "xla", "ring", "cudnn", or a function.
-        scan_layers: Whether the reference transformer scans its layers or unrolls them; None
-            unrolls on one GPU, where the gradients of a scan are copied into their stack.
-        grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
-        seed: Of the random numbers a step draws (dropout).
-        lora: Which matrices get thin ones beside them; those alone are trained then.
-        frozen: With `lora`: what the model's own parameters are kept as, a function of them that
-            stores some in few bits; as they are by default.
+        scan_layers: Whether the reference transformer scans its layers or unrolls them. None
+            unrolls on one GPU, where a scan copies gradients into their stack.
+        grad_norm: Whether a step reports the norm of all gradients; clipping does not need it.
+        seed: Seed of the random numbers in a step (dropout).
+        lora: LoRA settings; only the LoRA matrices are trained then.
+        frozen: With `lora`: a function that returns the frozen base parameters in a quantized
+            form; by default they keep their format.
 
     Example:
         >>> work = Workload("tiny", batch_size=8, sequence_length=32)
@@ -131,8 +127,8 @@ class Workload(Shown):
         for name, shape in shapes.items():
             if shape.shape[:1] != (self.examples,):
                 raise TPUModelError(
-                    f"batch entry '{name}' has shape {shape.shape}; every entry starts with the "
-                    f"batch dimension, here {self.examples}."
+                    f"batch entry '{name}' has shape {shape.shape}; expected the batch dimension "
+                    f"{self.examples} first, as in every entry."
                 )
         if self.microbatches < 1 or self.examples % self.microbatches:
             raise TPUModelError(
@@ -142,58 +138,58 @@ class Workload(Shown):
         config = self.config
         if config is not None and (self.sequence_length or 0) > config.max_seq_len:
             raise TPUModelError(
-                f"sequence_length={self.sequence_length} is longer than '{config.name}' takes "
-                f"(max_seq_len={config.max_seq_len}); shorten it or raise max_seq_len."
+                f"sequence_length={self.sequence_length} is longer than the limit of "
+                f"'{config.name}', max_seq_len={config.max_seq_len}; shorten it or raise the limit."
             )
         check_loss_chunks(self.loss_chunks, own_loss=self.loss is None and config is not None)
         object.__setattr__(self, "remat", RematPolicy.parse(self.remat))
 
     def replace(self, **changes: Any) -> "Workload":
-        """The same workload with some settings changed."""
+        """Return the same workload with some settings changed."""
         return dataclasses.replace(self, **changes)
 
     @property
     def examples(self) -> int:
-        """Examples in a step, over all devices."""
+        """Examples per step, over all devices."""
         return next((shape.shape[0] for shape in self.batch_shapes().values() if shape.ndim), 1)
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens in a step, or None when the batch is not made of sequences."""
+        """Tokens per step, or None for a batch without sequences."""
         return None if self.sequence_length is None else self.examples * self.sequence_length
 
     @property
     def config(self) -> TransformerConfig | None:
-        """The reference transformer this is, or None for somebody's own model."""
-        found = self.adapter.inner if isinstance(self.adapter, LoraAdapter) else self.adapter
-        return found.config if isinstance(found, TransformerAdapter) else None
+        """The configuration of a reference transformer, or None for a user model."""
+        adapter = self.adapter.inner if isinstance(self.adapter, LoraAdapter) else self.adapter
+        return adapter.config if isinstance(adapter, TransformerAdapter) else None
 
     @property
     def flops_per_step(self) -> Figure:
-        """FLOPs of a step over all devices, as MFU counts them; missing of somebody's own model."""
+        """FLOPs of a step over all devices, as MFU counts them; missing for user models."""
         thin: float | None = None
         if self.lora is not None and self.config is not None:
-            thin = thin_products(self.lora, self.config)
+            thin = lora_multiply_adds(self.lora, self.config)
         return count_flops_per_step(
             self.config,
             sequence_length=self.sequence_length,
             tokens_per_step=self.tokens_per_step,
-            thin_products=thin,
+            lora_multiply_adds=thin,
         )
 
     @cached_property
     def adapter(self) -> ModelAdapter:
-        """The model, behind the one protocol the rest uses."""
-        found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
+        """The adapter of the model, with mixed precision and LoRA applied."""
+        adapter = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
         if self.compute_dtype is not None or self.param_dtype is not None:
-            found = narrowed(found, self.compute_dtype, self.param_dtype)
-        return found if self.lora is None else LoraAdapter(found, self.lora, self.frozen)
+            adapter = narrowed(adapter, self.compute_dtype, self.param_dtype)
+        return adapter if self.lora is None else LoraAdapter(adapter, self.lora, self.frozen)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of every batch entry."""
+        """Return the shape and dtype of every batch entry."""
         if self.batch is not None:
             if not self.batch:
-                raise TPUModelError("batch={} has no entries; leave it out, or name its shapes.")
+                raise TPUModelError("batch={} has no entries; leave it out, or give their shapes.")
             return dict(self.batch)
         if self.batch_size is None or self.sequence_length is None:
             raise TPUModelError(
@@ -204,7 +200,7 @@ class Workload(Shown):
         return {"inputs": tokens, "targets": tokens}
 
     def example_batch(self, seed: int = 0) -> dict[str, jax.Array]:
-        """A batch of random numbers of the right shapes: tokens below the vocabulary's size."""
+        """Return a random batch of the right shapes, with token ids within the vocabulary."""
         vocabulary = self.config.vocab_size if self.config is not None else 2
         return random_batch(self.batch_shapes(), below=vocabulary, seed=seed)
 
@@ -216,7 +212,7 @@ class Workload(Shown):
         return build_optimizer(OptimizerSpec(), DEFAULT_LEARNING_RATE)
 
     def init(self, rng: jax.Array) -> TrainState:
-        """A new state; a pure function of `rng`."""
+        """Return a new state; a pure function of `rng`."""
         variables = self._variables(rng)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -228,11 +224,11 @@ class Workload(Shown):
     def train_step(
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One step on whatever devices the arguments are on: a pure function."""
+        """Run one step on the devices of the arguments; a pure function."""
         return self._step(state, batch, self.execution, mesh=None)
 
     def train_step_on(self, mesh: AnyMesh) -> TrainStep:
-        """The step with activations and collectives placed for `mesh`: a pure function."""
+        """Return the step with activations and collectives placed on `mesh`; a pure function."""
         layout = self.layout(mesh)
         execution = self.execution_on(mesh)
 
@@ -243,7 +239,7 @@ class Workload(Shown):
         return step
 
     def jit_train_step(self, mesh: AnyMesh) -> jax.stages.Wrapped:
-        """`train_step_on(mesh)` compiled with a sharding for every leaf and the state donated."""
+        """Return `train_step_on(mesh)` jitted, with all shardings and a donated state."""
         shardings = self.shardings(mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
         return jax.jit(
@@ -254,11 +250,11 @@ class Workload(Shown):
         )
 
     def state_shapes(self) -> TrainState:
-        """Shape and dtype of every leaf of the state; nothing is allocated."""
+        """Return the shape and dtype of every leaf of the state; nothing is allocated."""
         return self._state_shapes
 
     def layout(self, mesh: AnyMesh) -> Layout:
-        """Where every parameter of the model lives on `mesh`."""
+        """Return the layout of the model's parameters on `mesh`, derived once per mesh."""
         if mesh not in self._layouts:
             if self.config is not None:
                 check_stages(self.config, mesh, self.strategy)
@@ -269,10 +265,18 @@ class Workload(Shown):
         return self._layouts[mesh]
 
     def shardings(self, mesh: AnyMesh) -> StepShardings:
-        """A sharding for every leaf of the state and the batch; optimizer state follows params."""
+        """Return a sharding for every leaf of the state and the batch, derived once per mesh.
+
+        Optimizer state is sharded like the parameters it belongs to.
+        """
+        if mesh not in self._shardings:
+            self._shardings[mesh] = self._derive_shardings(mesh)
+        return self._shardings[mesh]
+
+    def _derive_shardings(self, mesh: AnyMesh) -> StepShardings:
         layout, shapes = self.layout(mesh), self.state_shapes()
         everywhere = NamedSharding(mesh, PartitionSpec())
-        trained = layout if self.lora is None else thin_layout(shapes.params, layout)
+        trained = layout if self.lora is None else lora_layout(shapes.params, layout)
         state = TrainState(
             step=everywhere,
             params=trained.shardings,
@@ -291,7 +295,7 @@ class Workload(Shown):
         return StepShardings(state, shardings, layout)
 
     def abstract_args(self, mesh: AnyMesh) -> tuple[TrainState, dict[str, jax.ShapeDtypeStruct]]:
-        """The step's arguments as shapes with shardings, for compiling without any memory."""
+        """Return the step's arguments as shapes with shardings, for compiling without memory."""
         shardings = self.shardings(mesh)
 
         def placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -301,17 +305,17 @@ class Workload(Shown):
         return state, jax.tree.map(placed, self.batch_shapes(), shardings.batch)
 
     def init_on(self, mesh: AnyMesh, rng: jax.Array, params: PyTree = None) -> TrainState:
-        """A new state made straight into its shards: no device ever holds a whole parameter.
+        """Return a new sharded state; no device ever holds an unsharded parameter.
 
         Args:
-            mesh: Where it lives.
-            rng: What it is drawn from.
-            params: The model's parameters, where they are there already; else they are drawn.
+            mesh: The mesh of the state.
+            rng: The random key of new parameters.
+            params: Existing parameters of the model; None draws new ones.
         """
         shardings = self.shardings(mesh).state
         if params is None and not self.adapter.initialised:
             return jax.jit(self.init, out_shardings=shardings)(rng)
-        # The values exist already: they move as they are and only the rest is made in place.
+        # The parameters exist already, so they are moved and only the rest is made in place.
         variables = self._variables(rng) if params is None else self._around(params, rng)
         params = jax.tree.map(move, variables.params, shardings.params)
         opt_state = jax.jit(self.transformation.init, out_shardings=shardings.opt_state)(params)
@@ -323,7 +327,7 @@ class Workload(Shown):
         )
 
     def put_batch(self, mesh: AnyMesh, batch: Batch) -> dict[str, jax.Array]:
-        """Move a batch that every process holds whole to its shards, each its own part."""
+        """Return the sharded batch; every process passes the full batch and places its shards."""
         shardings = self.shardings(mesh).batch
         return {
             name: jax.make_array_from_callback(
@@ -333,7 +337,7 @@ class Workload(Shown):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, with the parameter count."""
+        """Return the settings as plain data, with the parameter count."""
         params = jax.tree.leaves(self._param_shapes)
         return {
             "model": self.config.name if self.config is not None else model_name(self.model),
@@ -358,8 +362,12 @@ class Workload(Shown):
         return {}
 
     @cached_property
+    def _shardings(self) -> dict[AnyMesh, StepShardings]:
+        return {}
+
+    @cached_property
     def _state_shapes(self) -> TrainState:
-        # Kept: tracing a model takes a while, and a start asks many times.
+        # Cached, because tracing a model is slow and a start needs the shapes many times.
         return jax.eval_shape(self.init, jax.random.key(0))
 
     @cached_property
@@ -368,7 +376,7 @@ class Workload(Shown):
 
     @cached_property
     def base_shapes(self) -> PyTree:
-        """Shape and dtype of every parameter of the model, trained or not, as an array."""
+        """Shape and dtype of every parameter of the model, frozen and quantized ones included."""
         if self.lora is None:
             return self._param_shapes
         return dense_shapes(self.state_shapes().model_state["base"])
@@ -378,13 +386,13 @@ class Workload(Shown):
             return self.adapter.init(rng)
 
     def _around(self, params: Any, rng: jax.Array) -> Variables:
-        """Variables with these parameters of the model; what it carries is made new."""
+        """Return variables with existing parameters and new carried state."""
         shapes = jax.eval_shape(self._variables, rng)
         if isinstance(self.adapter, LoraAdapter):
             carried = shapes.model_state["carried"]
             if jax.tree.leaves(carried):
                 carried = self.adapter.inner.init(rng).model_state
-            return self.adapter.beside(params, carried, rng)
+            return self.adapter.with_new_matrices(params, carried, rng)
         carried = shapes.model_state
         if jax.tree.leaves(carried):
             carried = self.adapter.init(rng).model_state
@@ -399,7 +407,7 @@ class Workload(Shown):
 
     @property
     def execution(self) -> Execution:
-        """How the model runs before a mesh has its say."""
+        """The execution settings without a mesh."""
         return Execution(
             attention=self.attention,
             remat=RematPolicy.parse(self.remat),
@@ -410,7 +418,7 @@ class Workload(Shown):
         )
 
     def execution_on(self, mesh: AnyMesh) -> Execution:
-        """How it runs on `mesh`."""
+        """Return the execution settings on `mesh`."""
         return execution_on(
             mesh,
             self.strategy,

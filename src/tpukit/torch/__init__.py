@@ -5,7 +5,7 @@ from ..lazy import lazy_names
 HOMES = {
     ".backend": ("TPUBackend",),
     ".train_step": ("FusedStep",),
-    ".optimization.optimizer": ("OptimizationResult", "TPUOptimizer"),
+    ".optimizing": ("OptimizationResult", "TPUOptimizer"),
     ".config": (
         "KernelPyTorchConfig",
         "TorchTPUConfig",
@@ -23,17 +23,16 @@ HOMES = {
         "CacheStats",
         "LRUCache",
     ),
-    ".memory.ledger": ("AllocationRecord",),
-    ".memory.manager": ("TPUMemoryManager",),
-    ".memory.stats": ("MemoryStats",),
-    ".distributed": ("XLADistributedTraining",),
+    ".memory_pools": ("AllocationRecord",),
+    ".memory_manager": ("MemoryStats", "TPUMemoryManager"),
+    ".distributed": (
+        "XLADistributedTraining",
+        "XLAOptimizations",
+        "create_xla_integration",
+    ),
     ".handover": (
         "Handover",
         "write_handover",
-    ),
-    ".integration": (
-        "XLAOptimizations",
-        "create_xla_integration",
     ),
     "..job.sections": ("TPUVersion",),
     "..job.config": ("TPUConfig",),

@@ -22,17 +22,17 @@ from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
 from .distributed import XLADistributedTraining as XLADistributedTraining
+from .distributed import XLAOptimizations as XLAOptimizations
+from .distributed import create_xla_integration as create_xla_integration
 from .handover import Handover as Handover
 from .handover import write_handover as write_handover
-from .integration import XLAOptimizations as XLAOptimizations
-from .integration import create_xla_integration as create_xla_integration
 from .lru import CacheStats as CacheStats
 from .lru import LRUCache as LRUCache
-from .memory.ledger import AllocationRecord as AllocationRecord
-from .memory.manager import TPUMemoryManager as TPUMemoryManager
-from .memory.stats import MemoryStats as MemoryStats
-from .optimization.optimizer import OptimizationResult as OptimizationResult
-from .optimization.optimizer import TPUOptimizer as TPUOptimizer
+from .memory_manager import MemoryStats as MemoryStats
+from .memory_manager import TPUMemoryManager as TPUMemoryManager
+from .memory_pools import AllocationRecord as AllocationRecord
+from .optimizing import OptimizationResult as OptimizationResult
+from .optimizing import TPUOptimizer as TPUOptimizer
 from .train_step import FusedStep as FusedStep
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`TPUBackend`: what document 002 hands a PyTorch model to."""
+"""`TPUBackend`: prepares, trains, saves and loads PyTorch models (document 002)."""
 
 import logging
 from pathlib import Path
@@ -8,11 +8,10 @@ from weakref import ReferenceType, WeakSet, ref
 import jax
 
 from ..errors import TPUValidationError
-from ..models.remat.policy import RematPolicy, RematSpec
+from ..models.remat.policy import FULL, RematPolicy, RematSpec
 from ..parallel.mesh.mesh import create_mesh
 from . import checkpoints
-from .annotations import Data, Module
-from .batches import prepare_batch
+from .batches import Data, Module, prepare_batch
 from .devices import JobProcess
 from .lru import Departure, LRUCache
 from .prepared import link_of, prepare
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TPUBackend(JobProcess):
-    """Prepares modules and data, makes fused steps, saves and loads.
+    """Prepares modules and data, makes fused training steps, and saves and loads modules.
 
     Args:
         config: A `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`; by default one for
@@ -34,7 +33,7 @@ class TPUBackend(JobProcess):
 
     Raises:
         TPUNotAvailableError: There is no TPU here and validation is strict; otherwise a warning
-            says so, and models run on the GPU or CPU.
+            is logged, and models run on the GPU or CPU.
 
     Example:
         >>> backend = TPUBackend(KernelPyTorchConfig(mode="training"))
@@ -45,7 +44,7 @@ class TPUBackend(JobProcess):
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
-        self._prepared: WeakSet[Any] = WeakSet()  # every one that lives
+        self._prepared: WeakSet[Any] = WeakSet()  # all that are alive
         self._cache: LRUCache[ReferenceType[Any], ReferenceType[Any]] = LRUCache(
             lambda: self.settings.cache_max_size, on_departure=_drop_programs
         )
@@ -54,23 +53,23 @@ class TPUBackend(JobProcess):
 
     @property
     def device(self) -> "torch.device":
-        """The torch device that tensors are on outside programs: CUDA where both have it."""
+        """The torch device of tensors outside programs: CUDA if jax and torch both have it."""
         import torch
 
         shared = self.found.kind == "gpu" and torch.cuda.is_available()
         return torch.device("cuda" if shared else "cpu")
 
     def prepare_model(self, model: Module) -> Module:
-        """Return the same module, whose calls run as compiled programs from now on.
+        """Return the same module; its calls run as compiled programs from now on.
 
-        Parameters stay torch's own: any loss, any optimizer and the usual loop work on it. A module
-        that cannot be one program stays as it is, with a warning that names the line. At most
-        `cache_max_size` modules keep their programs (None: 100): the one prepared longest ago loses
-        its programs first, and compiles them again when it is called.
+        Parameters stay torch tensors, so any loss, any optimizer and the usual loop work. A module
+        that cannot become one program runs in plain torch, with a warning that names the line. At
+        most `cache_max_size` modules keep their programs (None: 100). The module prepared longest
+        ago loses its programs first, and compiles them again when it is called.
 
         Raises:
-            TPUValidationError: It is no module; or validation is strict, and something about it
-                would only be warned of.
+            TPUValidationError: It is not a module; or validation is strict, and the module would
+                otherwise cause a warning.
         """
         check_is_module(model, what="prepare_model")
         if self._cache.get(ref(model)) is not None:
@@ -79,7 +78,7 @@ class TPUBackend(JobProcess):
         report(notes_on(model), strict=settings.enable_strict_validation)
         prepare(
             model.to(self.device),
-            remat=RematPolicy.parse("full" if settings.gradient_checkpointing else None),
+            remat=RematPolicy.parse(FULL if settings.gradient_checkpointing else None),
             programs=lambda: settings.cache_max_size,
             strict=settings.enable_strict_validation,
         )
@@ -90,7 +89,7 @@ class TPUBackend(JobProcess):
         return model
 
     def prepare_data(self, data: Data) -> Data:
-        """Return tensors, tuples, dicts, dataclasses or a DataLoader with tensors in place."""
+        """Return the data with all tensors on the device: tensors, containers or a DataLoader."""
         return prepare_batch(data, self.device)
 
     def train_step(
@@ -107,14 +106,14 @@ class TPUBackend(JobProcess):
 
         Args:
             model: A prepared module.
-            loss_fn: (outputs, targets) -> loss, in torch; None where the model gives its loss.
+            loss_fn: (outputs, targets) -> loss, in torch; None if the model returns its loss.
             optimizer: torch.optim's SGD, Adam, AdamW or Adafactor of the model's parameters.
-            mesh: How to split the work; all devices on one axis "fsdp" by default.
-            strategy: "data", "fsdp", "fsdp+megatron", …; by the names of the axes by default.
-            remat: What the backward pass computes again; by `gradient_checkpointing` by default.
+            mesh: The devices; by default all on one axis "fsdp".
+            strategy: "data", "fsdp", "fsdp+megatron", …; by default it follows from the axis names.
+            remat: Rematerialization policy; by default that of `gradient_checkpointing`.
 
         Raises:
-            TPUOptimizationError: The optimizer has no exact counterpart.
+            TPUOptimizationError: The optimizer has no exact counterpart in optax.
             TPUValidationError: The module is not prepared.
         """
         check_is_module(model, what="train_step")
@@ -125,7 +124,7 @@ class TPUBackend(JobProcess):
             optimizer,
             mesh=mesh or create_mesh(mesh_shape=(jax.device_count(),), axis_names=("fsdp",)),
             strategy=strategy,
-            remat=remat or ("full" if self.settings.gradient_checkpointing else None),
+            remat=remat or (FULL if self.settings.gradient_checkpointing else None),
             compute_dtype="bfloat16" if narrow else None,
             seed=self._seed,
             started=self._running.append,
@@ -133,7 +132,7 @@ class TPUBackend(JobProcess):
         return step
 
     def manual_seed(self, seed: int) -> None:
-        """Draw dropout masks and other random numbers of prepared models from this seed on."""
+        """Set the seed of dropout masks and other random numbers of prepared models."""
         self._seed = seed
         for model in self._prepared:
             link = link_of(model)
@@ -141,15 +140,15 @@ class TPUBackend(JobProcess):
                 link.seed(jax.random.key(seed))
 
     def synchronize(self) -> None:
-        """Wait until every step that was started has ended."""
+        """Wait until every started step has ended."""
         if self._running:
             running, self._running[:] = [*self._running], []
             jax.block_until_ready(running)
 
     def get_memory_stats(self) -> dict[str, Any]:
-        """Return memory of each device as its runtime reports it, and how the caches served.
+        """Return the memory that each device's runtime reports, and the statistics of the caches.
 
-        A CPU reports nothing: `devices` says so instead of naming a number.
+        For a CPU, which reports no memory, `devices` has a reason instead of numbers.
         """
         devices: dict[str, Any] = {}
         for device in jax.local_devices():
@@ -163,15 +162,15 @@ class TPUBackend(JobProcess):
             "origin": "measured",
             "model_cache_stats": self._cache.stats.to_dict(),
             "program_cache_stats": {
-                "size": sum(one.size for one in programs),
-                "hits": sum(one.hits for one in programs),
-                "misses": sum(one.misses for one in programs),
-                "evictions": sum(one.evictions for one in programs),
+                "size": sum(stats.size for stats in programs),
+                "hits": sum(stats.hits for stats in programs),
+                "misses": sum(stats.misses for stats in programs),
+                "evictions": sum(stats.evictions for stats in programs),
             },
         }
 
     def clear_cache(self) -> None:
-        """Forget all models and their compiled programs; a model that is called compiles again.
+        """Drop all compiled programs; a model compiles again when it is called.
 
         The counts of hits, misses and evictions stay.
         """
@@ -188,18 +187,18 @@ class TPUBackend(JobProcess):
         optimizer: "torch.optim.Optimizer | None" = None,
         metadata: dict[str, Any] | None = None,
     ) -> Path:
-        """Write a model's newest values, and its optimizer's state: safetensors, or a folder.
+        """Write a model's newest values, and its optimizer's state if requested.
 
         Args:
             model: A module, prepared or not.
-            path: A file; a path without a suffix becomes an Orbax folder.
+            path: A safetensors file; a path without a suffix becomes an Orbax folder.
             save_optimizer: Whether `optimizer` is written too.
             optimizer: A torch optimizer.
-            metadata: Plain data to keep with it.
+            metadata: Plain data to store with it.
 
         Raises:
-            TPUCheckpointError: It cannot be written there.
-            TPUValidationError: An optimizer is to be written and none is given.
+            TPUCheckpointError: The path cannot be written.
+            TPUValidationError: `save_optimizer` is set without an optimizer.
         """
         check_is_module(model, what="save_model")
         _check_optimizer(save_optimizer, optimizer, "save_optimizer")
@@ -214,13 +213,14 @@ class TPUBackend(JobProcess):
         load_optimizer: bool = False,
         optimizer: "torch.optim.Optimizer | None" = None,
     ) -> Module:
-        """Read what `save_model` wrote, or plain safetensors, and return the prepared model.
+        """Read a file of `save_model`, or plain safetensors, and return the prepared model.
 
-        Values are placed when the model next runs, so a fused step on another mesh may go on.
+        Values are placed on devices when the model next runs, so a fused step on another mesh can
+        continue.
 
         Raises:
-            TPUCheckpointError: There is nothing to read, or it is of another model or a pickle.
-            TPUValidationError: An optimizer is to be read and none is given.
+            TPUCheckpointError: The file is missing, of another model, or a pickle.
+            TPUValidationError: `load_optimizer` is set without an optimizer.
         """
         check_is_module(model, what="load_model")
         _check_optimizer(load_optimizer, optimizer, "load_optimizer")
@@ -238,12 +238,12 @@ def _drop_programs(kept: ReferenceType[Any], value: ReferenceType[Any], how: Dep
         _drop_programs_of(model)
 
 
-def _drop_programs_of(model: Any) -> None:
+def _drop_programs_of(model: "torch.nn.Module") -> None:
     link = link_of(model)
     if link is not None:
         link.programs.clear()
 
 
-def _check_optimizer(wanted: bool, optimizer: Any, name: str) -> None:
+def _check_optimizer(wanted: bool, optimizer: object, name: str) -> None:
     if wanted and optimizer is None:
-        raise TPUValidationError(f"{name}=True needs the optimizer: optimizer=optimizer.")
+        raise TPUValidationError(f"{name}=True needs the optimizer; pass optimizer=optimizer.")

@@ -1,7 +1,7 @@
-"""Where torch and jax meet: one call of a module as one program, with a gradient torch knows.
+"""The border of torch and jax: one call of a module as one program, with a torch gradient.
 
-Tensors stay torch's own on the outside, so an ordinary loop needs nothing else: autograd calls the
-program's own backward, any torch optimizer moves the parameters, and the next call sees them.
+Inputs, outputs and parameters are torch tensors, so an ordinary training loop works. Autograd calls
+the program's backward pass, any torch optimizer updates the parameters, and the next call sees it.
 """
 
 import warnings
@@ -9,19 +9,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
 from ..models.adapters.protocol import Variables
-from ..models.adapters.torch_module.adapter import TorchModel, run_module
+from ..models.adapters.torch_module.adapter import TorchModel, explained, run_module
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..models.adapters.torch_module.nesting import take_apart
-from ..models.adapters.torch_module.refusals import explained
+from ..models.adapters.torch_module.environment import take_apart
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematPolicy
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ class Arrays:
     """The arguments of a program.
 
     Attributes:
-        params: What is trained, by path.
-        carried: What else the module reads, by path.
-        moving: Inputs whose gradient is asked for.
+        params: Trained parameters by path.
+        carried: All other state of the module by path.
+        moving: Inputs that need a gradient.
         fixed: All other inputs.
-        key: For its random numbers.
+        key: Random key.
     """
 
     params: dict[str, jax.Array]
@@ -43,23 +45,23 @@ class Arrays:
     key: jax.Array
 
     def as_tuple(self) -> tuple[Any, ...]:
-        """Return them in the order in which programs take them."""
+        """Return them in the order of a program's arguments."""
         return self.params, self.carried, self.moving, self.fixed, self.key
 
 
 class ArgumentPlacement(Protocol):
-    """Where a program's arguments lie; without one, all is on one device."""
+    """The placement of a program's arguments on a mesh."""
 
     def rules(self) -> AbstractContextManager[Any]:
-        """Return what is open while the program is traced."""
+        """Return the context in which the program is traced."""
         ...
 
     def arguments(self, arrays: Arrays) -> tuple[Any, ...]:
-        """Return a program's arguments, in its order, on their shards."""
+        """Return a program's arguments, in order, on their shards."""
         ...
 
     def by_batch(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Return arrays split by their first dimension."""
+        """Return arrays sharded by their first dimension."""
         ...
 
 
@@ -69,26 +71,26 @@ class ModuleProgram:
     Args:
         module: An `nn.Module`.
         state: Its tensors by path.
-        rebuild: Makes the arguments of the call from its tensors.
-        asked: For each of those tensors, whether its gradient is asked for.
-        remat: What the backward pass computes again.
-        placement: On a mesh, where everything lies.
+        rebuild: Builds the arguments of the call from its tensors.
+        needs_gradient: For each of those tensors, whether its gradient is needed.
+        remat: Rematerialization policy.
+        placement: Placement on a mesh; None for one device.
         donate: Whether a call without gradients may reuse the memory of its inputs.
     """
 
     def __init__(
         self,
-        module: Any,
+        module: "torch.nn.Module",
         state: ModuleState,
         rebuild: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
-        asked: tuple[bool, ...],
+        needs_gradient: tuple[bool, ...],
         remat: RematPolicy,
         *,
         placement: ArgumentPlacement | None = None,
         donate: bool = False,
     ) -> None:
         self.module, self._state, self._rebuild = module, state, rebuild
-        self._asked, self._remat, self._placement = asked, remat, placement
+        self._needs_gradient, self._remat, self._placement = needs_gradient, remat, placement
         self._restore: Callable[[list[Any], list[Any]], Any] | None = None
         self._forward = jax.jit(self._run, donate_argnums=3 if donate else ())
         self._forward_with_gradient = jax.jit(self._run_with_gradient)
@@ -96,18 +98,18 @@ class ModuleProgram:
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
 
     def forward(self, arrays: Arrays) -> Any:
-        """Run; floats, and a pair of other results and the state that is carried on."""
+        """Run; return floats, and a pair of other results and the changed state."""
         with warnings.catch_warnings():
-            # An input whose shape no result has cannot be reused, and that is all it says.
+            # It only means that no result has the shape of the input.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             return self._placed(self._forward, arrays)
 
     def forward_with_gradient(self, arrays: Arrays) -> Any:
-        """Run, and return the backward pass too, as a tree of what it needs."""
+        """Run, and return the backward pass too, as a tree of its residuals."""
         return self._placed(self._forward_with_gradient, arrays)
 
     def backward(self, pull_back: Any, cotangents: list[jax.Array]) -> Any:
-        """Return gradients of the parameters and of the moving inputs."""
+        """Return gradients of the parameters and the moving inputs."""
         return self._backward(pull_back, self._split(cotangents))
 
     def _placed(self, run: Callable[..., Any], arrays: Arrays) -> Any:
@@ -122,30 +124,30 @@ class ModuleProgram:
     def reached(
         self, pull_back: Any, cotangents: list[jax.Array], given: tuple[bool, ...]
     ) -> list[bool]:
-        """Return for each parameter and moving input whether its gradient depends on a given one.
+        """Return whether a given cotangent reaches the gradient of each parameter and input.
 
-        Of all others torch has none rather than zeros, and an optimizer leaves them alone.
+        torch has no gradient, rather than zeros, for the others, so an optimizer skips them.
         """
         if given not in self._reached:
             jaxpr = self._backward.trace(pull_back, self._split(cotangents)).jaxpr.jaxpr
             starts = jaxpr.invars[len(jaxpr.invars) - len(given) :]
-            known = {one for one, yes in zip(starts, given, strict=True) if yes}
+            known = {start for start, is_given in zip(starts, given, strict=True) if is_given}
             for equation in jaxpr.eqns:
-                if any(isinstance(one, Var) and one in known for one in equation.invars):
+                if any(isinstance(var, Var) and var in known for var in equation.invars):
                     known.update(equation.outvars)
-            self._reached[given] = [isinstance(one, Var) and one in known for one in jaxpr.outvars]
+            self._reached[given] = [isinstance(var, Var) and var in known for var in jaxpr.outvars]
         return self._reached[given]
 
     def outputs(self, floats: list[Any], others: list[Any]) -> Any:
-        """Return results in the structure that the module gave them."""
-        assert self._restore is not None, "a program that has run knows its outputs"
+        """Return results in the structure of the module's output."""
+        assert self._restore is not None, "the program has run, so its output structure is known"
         return self._restore(floats, others)
 
     def _run(
         self, params: Any, carried: Any, moving: list[Any], fixed: list[Any], key: jax.Array
     ) -> tuple[list[jax.Array], tuple[list[jax.Array], Any]]:
         inputs = iter(moving), iter(fixed)
-        tensors = [next(inputs[0] if asked else inputs[1]) for asked in self._asked]
+        tensors = [next(inputs[0] if moves else inputs[1]) for moves in self._needs_gradient]
         outputs, changed = run_module(
             TorchModel(self.module, self._call),
             self._state,
@@ -165,21 +167,21 @@ class ModuleProgram:
 
         return jax.vjp(differentiated, params, moving, has_aux=True)
 
-    def _call(self, module: Any, batch: Any) -> Any:
+    def _call(self, module: "torch.nn.Module", batch: Any) -> Any:
         arguments, options = self._rebuild(batch["tensors"])
         return module(*arguments, **options)
 
 
 def call_with_gradient(program: ModuleProgram, arrays: Arrays, tensors: list[Any]) -> Any:
-    """Run a program so that torch's autograd can go back through it.
+    """Run a program so that torch's autograd can differentiate it.
 
     Args:
-        program: What to run.
+        program: The program.
         arrays: Its arguments.
-        tensors: The torch tensors behind its parameters and moving inputs, in their order.
+        tensors: The torch tensors of its parameters and moving inputs, in their order.
 
     Returns:
-        Outputs of floating point, the others, and the state that the module carries on.
+        Floating-point outputs, the other outputs, and the module's changed state.
     """
     rest: list[Any] = []
     floats = _border().apply(program, arrays, rest, *tensors)
@@ -189,7 +191,7 @@ def call_with_gradient(program: ModuleProgram, arrays: Arrays, tensors: list[Any
 
 @cache
 def _border() -> Any:
-    """Return the `torch.autograd.Function` of all programs, made when torch is first needed."""
+    """Return the `torch.autograd.Function` of all programs; torch is imported here."""
     import torch
 
     class Border(torch.autograd.Function):
@@ -198,25 +200,28 @@ def _border() -> Any:
             ctx: Any, program: ModuleProgram, arrays: Arrays, rest: list[Any], *_: Any
         ) -> Any:
             ctx.set_materialize_grads(False)
-            floats, ctx.pull_back, found = program.forward_with_gradient(arrays)
-            ctx.program, ctx.formats = program, [(one.shape, one.dtype) for one in floats]
-            ctx.paths = [*arrays.params]  # jax gives a dict's entries back in another order
-            rest[:] = found
+            floats, ctx.pull_back, others = program.forward_with_gradient(arrays)
+            ctx.program, ctx.formats = program, [(array.shape, array.dtype) for array in floats]
+            ctx.paths = [*arrays.params]  # jax reorders the entries of a dict
+            rest[:] = others
             return tuple(map(to_tensor, floats))
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             cotangents = [
-                jnp.zeros(shape, dtype) if one is None else to_array(one, copy=False).astype(dtype)
-                for one, (shape, dtype) in zip(gradients, ctx.formats, strict=True)
+                jnp.zeros(shape, dtype)
+                if gradient is None
+                else to_array(gradient, copy=False).astype(dtype)
+                for gradient, (shape, dtype) in zip(gradients, ctx.formats, strict=True)
             ]
-            given = tuple(one is not None for one in gradients)
+            given = tuple(gradient is not None for gradient in gradients)
             with explained(ctx.program.module):
-                found = ctx.program.backward(ctx.pull_back, cotangents)
+                results = ctx.program.backward(ctx.pull_back, cotangents)
                 reached = ctx.program.reached(ctx.pull_back, cotangents, given)
-            leaves, tree = jax.tree.flatten(jax.block_until_ready(found))
+            leaves, tree = jax.tree.flatten(jax.block_until_ready(results))
             tensors = [
-                to_tensor(one) if yes else None for one, yes in zip(leaves, reached, strict=True)
+                to_tensor(leaf) if is_reached else None
+                for leaf, is_reached in zip(leaves, reached, strict=True)
             ]
             params, moving = jax.tree.unflatten(tree, tensors)
             return (None, None, None, *(params[path] for path in ctx.paths), *moving)
@@ -224,15 +229,23 @@ def _border() -> Any:
     return Border
 
 
+def tensor_of(array: jax.Array) -> "torch.Tensor":
+    """Convert an array to a tensor; torch's integers have 64 bits where jax's have 32."""
+    import torch
+
+    tensor = to_tensor(array)
+    return tensor.long() if tensor.dtype == torch.int32 else tensor
+
+
 def _taken_apart(outputs: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
-    """Return the arrays of floating point of a result, its other arrays, and the way back."""
+    """Return a result's float arrays, its other arrays, and a function that rebuilds it."""
     arrays, nesting = take_apart(outputs, jax.Array, only_plain=True)
-    is_float = [jnp.issubdtype(one.dtype, jnp.inexact) for one in arrays]
+    is_float = [jnp.issubdtype(array.dtype, jnp.inexact) for array in arrays]
 
     def restore(floats: list[Any], others: list[Any]) -> Any:
         moving, fixed = iter(floats), iter(others)
         return nesting.rebuild([next(moving if floating else fixed) for floating in is_float])
 
-    floats = [one for one, floating in zip(arrays, is_float, strict=True) if floating]
-    others = [one for one, floating in zip(arrays, is_float, strict=True) if not floating]
+    floats = [array for array, floating in zip(arrays, is_float, strict=True) if floating]
+    others = [array for array, floating in zip(arrays, is_float, strict=True) if not floating]
     return floats, others, restore

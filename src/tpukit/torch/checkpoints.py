@@ -1,44 +1,47 @@
-"""A module and its optimizer on disk: one safetensors file, or an Orbax folder; never a pickle."""
+"""Modules and optimizers on disk: a safetensors file or an Orbax folder, never a pickle."""
 
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TPUCheckpointError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..plain_data import parse_json, read_json
 from ..runtime.files import start_of_tensors, whole_file
 
+if TYPE_CHECKING:
+    import torch
+
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _MODEL, _SLOT = "model.", "optimizer."
-_DESCRIPTION = "tpukit.json"  # beside the arrays in a folder; in the header of a file
+_DESCRIPTION = "tpukit.json"  # in a folder; a file has it in its header
 _PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".pkl")
 
 
 def save(
-    module: Any,
+    module: "torch.nn.Module",
     path: str | Path,
     *,
-    optimizer: Any = None,
+    optimizer: "torch.optim.Optimizer | None" = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a module's state, and its optimizer's where one is given.
+    """Write the state of a module, and of an optimizer if one is given.
 
     Args:
         module: Any `nn.Module`; a prepared one is written with its newest values.
-        path: A file for safetensors; a path without a suffix becomes an Orbax folder.
+        path: A safetensors file; a path without a suffix becomes an Orbax folder.
         optimizer: A torch optimizer.
-        metadata: Plain data of the user's own to keep with it.
+        metadata: Plain data of the user, stored with it.
 
     Raises:
-        TPUCheckpointError: It cannot be written there.
+        TPUCheckpointError: The path cannot be written.
     """
     place = Path(path)
-    tensors = {f"{_MODEL}{name}": one for name, one in module.state_dict().items()}
+    tensors = {f"{_MODEL}{name}": tensor for name, tensor in module.state_dict().items()}
     description: dict[str, Any] = {
         "format": FORMAT,
         "model": type(module).__name__,
@@ -52,7 +55,7 @@ def save(
         text = json.dumps(description)
     except TypeError as error:
         raise TPUCheckpointError(
-            f"metadata holds something that is no plain data ({error}); keep numbers and text."
+            f"metadata is not plain data ({error}); pass numbers, text, lists and dicts."
         ) from None
     if place.suffix in _PICKLE_SUFFIXES:
         logger.warning("%s is written as safetensors, not as a pickle, under that name", place.name)
@@ -64,21 +67,23 @@ def save(
             _write_folder(place, tensors, text)
     except OSError as error:
         raise TPUCheckpointError(
-            f"{place} cannot be written ({error.strerror}); choose another place."
+            f"{place} cannot be written ({error.strerror}); choose another path."
         ) from None
     logger.info("save model=%s tensors=%d path=%s", description["model"], len(tensors), place)
     return place
 
 
-def load(module: Any, path: str | Path, *, optimizer: Any = None) -> dict[str, Any]:
-    """Read what `save` wrote into a module, and into an optimizer where one is given.
+def load(
+    module: "torch.nn.Module", path: str | Path, *, optimizer: "torch.optim.Optimizer | None" = None
+) -> dict[str, Any]:
+    """Read a file of `save` into a module, and into an optimizer if one is given.
 
     Returns:
-        The user's own metadata.
+        The user's metadata.
 
     Raises:
-        TPUCheckpointError: There is no such file, it is a pickle or of another model, or it holds
-            no optimizer although one is to be read. The module is as it was then.
+        TPUCheckpointError: The file is missing, a pickle, of another model, or has no optimizer
+            although one is given. The module is not changed then.
     """
     place = Path(path)
     if place.is_dir():
@@ -86,7 +91,9 @@ def load(module: Any, path: str | Path, *, optimizer: Any = None) -> dict[str, A
     else:
         tensors, description = _read_file(place)
     own = {
-        name.removeprefix(_MODEL): one for name, one in tensors.items() if name.startswith(_MODEL)
+        name.removeprefix(_MODEL): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_MODEL)
     }
     _check(module, own, place)
     if optimizer is not None:
@@ -95,15 +102,17 @@ def load(module: Any, path: str | Path, *, optimizer: Any = None) -> dict[str, A
             optimizer.load_state_dict(state)
         except (ValueError, KeyError) as error:
             raise TPUCheckpointError(
-                f"{place} holds the state of another optimizer ({error}); make the optimizer from "
-                "the same groups of parameters."
+                f"{place} has the state of another optimizer ({error}); create the optimizer with "
+                "the same parameter groups."
             ) from None
     module.load_state_dict(own)
     logger.info("load model=%s tensors=%d path=%s", type(module).__name__, len(own), place)
     return description["metadata"]
 
 
-def _optimizer_parts(optimizer: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _optimizer_parts(
+    optimizer: "torch.optim.Optimizer",
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return an optimizer's tensors by name, and its groups as plain data."""
     import torch
 
@@ -128,7 +137,7 @@ def _optimizer_state(
 ) -> dict[str, Any]:
     if "optimizer" not in description:
         raise TPUCheckpointError(
-            f"{place} holds no optimizer; load it with load_optimizer=False, or save with "
+            f"{place} has no optimizer; load it with load_optimizer=False, or save with "
             "save_optimizer=True, optimizer=optimizer."
         )
     state: dict[int, dict[str, Any]] = {}
@@ -137,27 +146,27 @@ def _optimizer_state(
             index, slot = name.removeprefix(_SLOT).split(".", 1)
             state.setdefault(int(index), {})[slot] = tensor
     groups = [
-        {key: tuple(one) if key == "betas" else one for key, one in group.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
+        {key: tuple(value) if key == "betas" else value for key, value in group.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
         for group in description["optimizer"]["groups"]
     ]
     return {"state": state, "param_groups": groups}
 
 
-def _check(module: Any, found: Mapping[str, Any], place: Path) -> None:
-    """Refuse tensors that are not this module's, before anything is changed."""
+def _check(module: "torch.nn.Module", tensors: Mapping[str, Any], place: Path) -> None:
+    """Refuse tensors of another module, before any change."""
     wanted = module.state_dict()
-    missing, unknown = [*(wanted.keys() - found)], [*(found.keys() - wanted)]
-    for words, names in (("lacks", missing), ("holds", unknown)):
+    missing, unknown = [*(wanted.keys() - tensors)], [*(tensors.keys() - wanted)]
+    for verb, names in (("lacks", missing), ("has", unknown)):
         if names:
             some = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
             raise TPUCheckpointError(
-                f"{place} {words} {some}, unlike this {type(module).__name__}; build the model "
+                f"{place} {verb} {some}, unlike this {type(module).__name__}; build the model "
                 "with the settings it was saved with."
             )
     for name, tensor in wanted.items():
-        if tuple(tensor.shape) != tuple(found[name].shape):
+        if tuple(tensor.shape) != tuple(tensors[name].shape):
             raise TPUCheckpointError(
-                f"{place} has {name} as {list(found[name].shape)} and this model as "
+                f"{place} has {name} as {list(tensors[name].shape)}, but this model has "
                 f"{list(tensor.shape)}; build the model with the settings it was saved with."
             )
 
@@ -165,10 +174,10 @@ def _check(module: Any, found: Mapping[str, Any], place: Path) -> None:
 def _write_file(place: Path, tensors: Mapping[str, Any], text: str) -> None:
     from safetensors.torch import save as serialise
 
-    # The format refuses tensors that share memory, which tied weights do.
-    apart = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    # safetensors refuses tensors that share memory, as tied weights do.
+    copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
     with whole_file(place, durable=True) as file:
-        file.write(serialise(apart, {"tpukit": text}))
+        file.write(serialise(copies, {"tpukit": text}))
 
 
 def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -184,8 +193,10 @@ def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a dict
             header = (opened.metadata() or {}).get("tpukit")
     except SafetensorError as error:
-        raise TPUCheckpointError(f"{place} is no safetensors file ({error}).") from None
-    if header is None:  # weights alone, from anywhere
+        raise TPUCheckpointError(
+            f"{place} is not a safetensors file ({error}); copy it again."
+        ) from None
+    if header is None:  # plain weights of another program
         plain = {f"{_MODEL}{name}": one for name, one in tensors.items()}
         return plain, {"metadata": {}}
     return tensors, parse_json(header)
@@ -197,7 +208,7 @@ def _write_folder(place: Path, tensors: Mapping[str, Any], text: str) -> None:
     from ..training.checkpoint.named_arrays import arrays_of, describe_tree
     from ..training.checkpoint.orbax_arrays import OrbaxArrays
 
-    arrays = {name: to_array(one) for name, one in tensors.items()}
+    arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
     shapes = [one.to_dict() for one in describe_tree(arrays, item="arrays")]
     writer = OrbaxArrays()
     try:
@@ -220,20 +231,20 @@ def _read_folder(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from ..training.checkpoint.orbax_arrays import OrbaxArrays
 
     try:
-        kept = read_json(place / _DESCRIPTION)
+        document = read_json(place / _DESCRIPTION)
     except (OSError, ValueError) as error:
         raise TPUCheckpointError(
-            f"{place} is no folder that save_model wrote: its {_DESCRIPTION} cannot be read "
-            f"({error})."
+            f"{place} is not a folder of save_model: its {_DESCRIPTION} cannot be read ({error}). "
+            "Give the folder that save_model returned."
         ) from None
-    shapes = [LeafShape.from_dict(one) for one in kept["shapes"]]
+    shapes = [LeafShape.from_dict(shape) for shape in document["shapes"]]
     reader = OrbaxArrays()
     try:
-        found = reader.load(epath.Path(place), {"arrays": shapes}, {"arrays": {}})["arrays"]
+        arrays = reader.load(epath.Path(place), {"arrays": shapes}, {"arrays": {}})["arrays"]
     finally:
         reader.close()
     tensors = {
-        name: to_tensor(jnp.asarray(one), dtype=getattr(torch, kept["formats"][name]))
-        for name, one in found.items()
+        name: to_tensor(jnp.asarray(one), dtype=getattr(torch, document["formats"][name]))
+        for name, one in arrays.items()
     }
-    return tensors, kept["description"]
+    return tensors, document["description"]

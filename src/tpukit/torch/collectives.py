@@ -1,8 +1,8 @@
-"""Collectives over the processes of a job: agreed on first, so that no process waits for ever.
+"""Collectives between the processes of a job, which agree on each call first.
 
-Before data moves, every process tells the others through jax's coordination service what it is
-about to do (about 1.4 ms on loopback, measured). A process that asks for something else, or none at
-all, is then an error on every process, where the exchange itself would hang.
+Before data moves, every process announces its call through jax's coordination service (about 1.4 ms
+on loopback, measured). If a process makes another call or none, every process raises an error,
+where the collective itself would hang.
 """
 
 import functools
@@ -23,17 +23,17 @@ from ..runtime.multihost import coordination_client
 Reduction = Literal["sum", "mean", "max", "min"]
 Values = np.ndarray[Any, Any]
 _AXIS = "devices"
-# One count a process, whoever asks: the processes of a job make the same calls in the same order.
+# One counter per process: the processes of a job make the same calls in the same order.
 _calls = itertools.count()
-DEFAULT_TIMEOUT_S = 300.0  # that other processes are waited for
+DEFAULT_TIMEOUT_S = 300.0  # of waiting for other processes
 
 
 class Collectives:
-    """Exchanges between one array a device, on the first device of every process or on all.
+    """Collectives with one array per process, or one per device.
 
     Args:
         timeout_s: How long to wait for the other processes.
-        every_device: Whether each local device takes part with an array of its own.
+        every_device: Whether each local device has its own array.
     """
 
     def __init__(self, timeout_s: float, *, every_device: bool) -> None:
@@ -45,16 +45,16 @@ class Collectives:
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
 
     def reduce(self, arrays: Sequence[Values], how: Reduction) -> Values:
-        """Return sum, mean, maximum or minimum over all devices' arrays, of their own format."""
+        """Return the sum, mean, maximum or minimum of all arrays, in their dtype."""
         return self._run(arrays, how)
 
     def gather(self, arrays: Sequence[Values]) -> Values:
-        """Return all devices' arrays, stacked in the order of ranks."""
+        """Return all arrays, stacked by rank."""
         return self._run(arrays, "gather")
 
     def _run(self, arrays: Sequence[Values], how: str) -> Values:
         def exchange() -> Values:
-            # Per thread: numbers of 64 bits stay what they are here, and only here.
+            # In this thread only, so that 64-bit numbers keep their dtype.
             with jax.enable_x64(True):
                 shards = [
                     jax.device_put(array[None], device)
@@ -62,9 +62,9 @@ class Collectives:
                 ]
                 shape = (self._mesh.size, *arrays[0].shape)
                 sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS))
-                whole = jax.make_array_from_single_device_arrays(shape, sharding, shards)
-                # A copy: what jax hands out cannot be written to.
-                return np.array(_program(self._mesh, how)(whole).addressable_data(0))
+                stacked = jax.make_array_from_single_device_arrays(shape, sharding, shards)
+                # A copy, because jax's arrays are read-only.
+                return np.array(_program(self._mesh, how)(stacked).addressable_data(0))
 
         if jax.process_count() == 1:
             return exchange()
@@ -73,10 +73,10 @@ class Collectives:
 
 @functools.lru_cache(maxsize=64)
 def _program(mesh: Mesh, how: str) -> Callable[[jax.Array], jax.Array]:
-    """Return the compiled exchange; jax keeps one for every shape and format."""
+    """Return the jitted collective; jax caches one program per shape and dtype."""
     replicated = NamedSharding(mesh, PartitionSpec())
     if how == "gather":
-        return jax.jit(lambda whole: whole, out_shardings=replicated)
+        return jax.jit(lambda stacked: stacked, out_shardings=replicated)
     over = {
         "sum": jax.lax.psum,
         "mean": jax.lax.pmean,
@@ -85,7 +85,7 @@ def _program(mesh: Mesh, how: str) -> Callable[[jax.Array], jax.Array]:
     }[how]
     return jax.jit(
         jax.shard_map(
-            lambda piece: over(piece[0], _AXIS),
+            lambda shard: over(shard[0], _AXIS),
             mesh=mesh,
             in_specs=PartitionSpec(_AXIS),
             out_specs=PartitionSpec(),
@@ -97,51 +97,51 @@ def agree(call: str, *, timeout_s: float) -> None:
     """Wait until every process is about to make the same call.
 
     Raises:
-        CommunicationTimeout: Some have not come in time; the message names them.
+        CommunicationTimeout: Some processes did not call in time; the message names them.
         TPUDistributedError: The processes are about to make different calls.
     """
     client = coordination_client()
     number = next(_calls)
-    # Two folders are enough: nobody writes to one again before all have read what it held.
+    # Two folders are enough, because all have read one before any process writes to it again.
     folder = f"tpukit/collectives/{number % 2}/"
-    said = json.dumps([number, call])
-    client.key_value_set(f"{folder}{jax.process_index()}", said, allow_overwrite=True)
+    announcement = json.dumps([number, call])
+    client.key_value_set(f"{folder}{jax.process_index()}", announcement, allow_overwrite=True)
     try:
         client.wait_at_barrier(f"tpukit/collectives/{number}", int(timeout_s * 1000))
     except RuntimeError as error:
-        came = {rank for rank, (n, _) in _said(client, folder).items() if n == number}
-        missing = sorted(set(range(jax.process_count())) - came)
+        present = {rank for rank, (n, _) in _announced(client, folder).items() if n == number}
+        missing = sorted(set(range(jax.process_count())) - present)
         raise CommunicationTimeout(
-            f"{call}: {_ranks(missing)} did not come within {timeout_s:g} s. Every process must "
-            "make the same calls in the same order; look at the output of those that are missing, "
-            "or give XLADistributedTraining a longer timeout_s."
+            f"{call}: {_ranks(missing)} did not call it within {timeout_s:g} s. Every process must "
+            "make the same calls in the same order; read the output of the missing processes, or "
+            "give XLADistributedTraining a longer timeout_s."
         ) from error
-    calls = {rank: call for rank, (_, call) in sorted(_said(client, folder).items())}
+    calls = {rank: call for rank, (_, call) in sorted(_announced(client, folder).items())}
     if len(set(calls.values())) > 1:
         first: dict[str, int] = {}
-        for rank, one in calls.items():
-            first.setdefault(one, rank)
-        listed = ", ".join(f"rank {rank} {one}" for one, rank in first.items())
+        for rank, other in calls.items():
+            first.setdefault(other, rank)
+        listed = ", ".join(f"rank {rank} {other}" for other, rank in first.items())
         raise TPUDistributedError(
-            f"the processes disagree about their next step: {listed}. Every process must make the "
-            "same calls in the same order, with the same shapes and formats."
+            f"the processes make different calls: {listed}. Every process must make the same calls "
+            "in the same order, with the same shapes and dtypes."
         )
 
 
-def _said(client: Any, folder: str) -> dict[int, tuple[int, str]]:
-    """Return the number and name of each rank's latest call under a folder."""
-    found = client.key_value_dir_get(folder)
-    return {int(key.rpartition("/")[2]): tuple(json.loads(text)) for key, text in found}
+def _announced(client: Any, folder: str) -> dict[int, tuple[int, str]]:
+    """Return the number and name of each rank's latest call in a folder."""
+    entries = client.key_value_dir_get(folder)
+    return {int(key.rpartition("/")[2]): tuple(json.loads(text)) for key, text in entries}
 
 
 def _within(timeout_s: float, exchange: Callable[[], Values]) -> Values:
-    """Run an exchange, which nothing can interrupt, and stop waiting for it after a while."""
+    """Run a collective, which cannot be interrupted, and wait for at most `timeout_s`."""
     future: Future[Values] = Future()
 
     def run() -> None:
         try:
             future.set_result(exchange())
-        except BaseException as error:  # noqa: BLE001  raised by whoever waits
+        except BaseException as error:  # noqa: BLE001  raised again by result()
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="tpukit-collective").start()
@@ -149,11 +149,11 @@ def _within(timeout_s: float, exchange: Callable[[], Values]) -> Values:
         return future.result(timeout_s)
     except TimeoutError as error:
         raise CommunicationTimeout(
-            f"an exchange that all processes had agreed on did not end within {timeout_s:g} s; "
-            "one of them stopped meanwhile."
+            f"a collective that all processes had started did not end within {timeout_s:g} s, "
+            "because one of them stopped; start all processes again."
         ) from error
     except RuntimeError as error:
-        raise TPUDistributedError(f"an exchange between processes failed: {error}") from error
+        raise TPUDistributedError(f"a collective between processes failed: {error}") from error
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""`KernelPyTorchConfig`: document 002's shape of a configuration, on the values of `TPUConfig`."""
+"""`KernelPyTorchConfig`: the configuration of document 002, on top of `TPUConfig`."""
 
 from typing import Any, Literal, Self, get_args
 
@@ -12,15 +12,15 @@ from ..job.sections import Scale
 from ..job.sections import TPUVersion as TPUVersion
 
 Mode = Literal["training", "inference", "development"]
-# What document 002 calls by another name than `TPUConfig` does.
+# Names in document 002 that differ from those of `TPUConfig`.
 ALIASES = {"version": "tpu_version", "mixed_precision": "use_mixed_precision"}
 _CAPACITY = {"v6e_memory_gb": "v6e", "v7_memory_gb": "7x"}
 
 
 class TorchTPUConfig(TPUConfig):
-    """`config.hardware.tpu`: a `TPUConfig` that also answers to the names of document 002.
+    """`config.hardware.tpu`: a `TPUConfig` that also accepts the names of document 002.
 
-    Values are checked on assignment, whichever name they are given under.
+    Values are checked on assignment, under both names.
 
     Example:
         >>> config = KernelPyTorchConfig()
@@ -30,10 +30,10 @@ class TorchTPUConfig(TPUConfig):
     """
 
     v6e_memory_gb: Scale | None = Field(
-        default=None, description="HBM of a v6e chip to count with, in GiB; None: the catalogue's"
+        default=None, description="assumed HBM of a v6e chip, in GiB; None: the catalogue's"
     )
     v7_memory_gb: Scale | None = Field(
-        default=None, description="HBM of a 7x chip to count with, in GiB; None: the catalogue's"
+        default=None, description="assumed HBM of a 7x chip, in GiB; None: the catalogue's"
     )
 
     def __getattr__(self, name: str) -> Any:
@@ -49,10 +49,10 @@ class TorchTPUConfig(TPUConfig):
                 raise ConfigError(
                     f"hardware.tpu has no setting '{name}'.{did_you_mean(name, known)}"
                 )
-        return super().update(**{ALIASES.get(name, name): one for name, one in changes.items()})
+        return super().update(**{ALIASES.get(name, name): value for name, value in changes.items()})
 
     def resolved(self) -> TPUConfig:
-        """Return the plain configuration, with this chip's own capacity as its memory limit."""
+        """Return the plain `TPUConfig`, with the assumed HBM of the chip as its memory limit."""
         stated = {
             name: getattr(self, name) for name in self.model_fields_set if name not in _CAPACITY
         }
@@ -64,7 +64,7 @@ class TorchTPUConfig(TPUConfig):
 
 
 class HardwareConfig:
-    """`config.hardware`: what the model runs on."""
+    """`config.hardware`: the hardware settings."""
 
     def __init__(self, tpu: TorchTPUConfig) -> None:
         self.tpu = tpu
@@ -74,15 +74,15 @@ class HardwareConfig:
 
 
 class KernelPyTorchConfig:
-    """Settings for PyTorch models on TPUs, in the shape document 002 writes them.
+    """Settings for PyTorch models on TPUs, in the structure of document 002.
 
     Args:
-        mode: "training" (the default), "inference" or "development": which preset of `TPUConfig`
-            the values start from.
+        mode: The preset of `TPUConfig` to start from: "training" (the default), "inference" or
+            "development".
         **tpu: Values of `config.hardware.tpu`, under either name.
 
     Raises:
-        ConfigError: No such mode, or a value that is not valid.
+        ConfigError: The mode or a value is not valid.
     """
 
     def __init__(self, mode: Mode = "training", **tpu: Any) -> None:
@@ -99,10 +99,10 @@ class KernelPyTorchConfig:
 
 
 def tpu_settings(config: object, *, mode: Mode = "training") -> TorchTPUConfig:
-    """Return the settings of whatever a class of this package was made with.
+    """Return the settings of any accepted kind of configuration.
 
     Raises:
-        ConfigError: It is neither of the two kinds of configuration.
+        ConfigError: It is not a configuration.
     """
     if config is None:
         return KernelPyTorchConfig(mode).hardware.tpu
@@ -113,5 +113,6 @@ def tpu_settings(config: object, *, mode: Mode = "training") -> TorchTPUConfig:
     if isinstance(config, TPUConfig):
         return TorchTPUConfig(**{name: getattr(config, name) for name in config.model_fields_set})
     raise ConfigError(
-        f"a configuration is a KernelPyTorchConfig or a TPUConfig, not {type(config).__name__}."
+        f"expected a KernelPyTorchConfig or a TPUConfig, got {type(config).__name__}; pass one of "
+        "them."
     )

@@ -1,4 +1,4 @@
-"""What a module runs on here: a TPU, else a GPU or CPU, and what torch_tpu has to do with it."""
+"""The devices that modules run on here, and detection of Google's torch_tpu."""
 
 import logging
 import os
@@ -29,9 +29,9 @@ class FoundDevice:
     Attributes:
         device: jax's own device.
         kind: "tpu", "gpu" or "cpu".
-        how: What it was told from, in a sentence.
-        world_size: Processes of the job; each may hold several devices.
-        rank: This process's number, from 0.
+        how: How it was detected, in a sentence.
+        world_size: Processes of the job; each may have several devices.
+        rank: Index of this process, from 0.
     """
 
     device: Device
@@ -47,11 +47,11 @@ class FoundDevice:
 
 
 def find_device(settings: TorchTPUConfig) -> FoundDevice:
-    """Find the device to run on; where it is no TPU, say so and go on with what there is.
+    """Return the device to run on; log a warning if it is not a TPU.
 
     Raises:
-        TPUNotAvailableError: There is no TPU and the settings ask for strict validation, or jax
-            cannot start on the platform that was asked for.
+        TPUNotAvailableError: There is no TPU and validation is strict, or jax cannot start on the
+            chosen platform.
     """
     import jax
 
@@ -66,24 +66,24 @@ def find_device(settings: TorchTPUConfig) -> FoundDevice:
     count = jax.local_device_count()
     how = f"jax runs on {count} {device.device_kind} {'device' if count == 1 else 'devices'} here"
     if kind != "tpu":
-        found = f"No TPU here: {how}"
+        message = f"No TPU here: {how}"
         if settings.enable_strict_validation:
             raise TPUNotAvailableError(
-                f"{found}, and enable_strict_validation refuses to go on with them; run it on a "
-                "TPU VM, or set config.hardware.tpu.enable_strict_validation = False."
+                f"{message}, but enable_strict_validation requires a TPU; run on a TPU VM, or set "
+                " config.hardware.tpu.enable_strict_validation = False."
             )
-        logger.warning("%s; models run on %s", found, kind.upper(), extra={"kind": kind})
+        logger.warning("%s; models run on %s", message, kind.upper(), extra={"kind": kind})
     return FoundDevice(device, kind, how, jax.process_count(), jax.process_index())
 
 
 class JobProcess:
-    """What everything that was made with a configuration knows of this process.
+    """This process's place in its job, and its configuration.
 
     Args:
         config: A `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`.
 
     Raises:
-        TPUNotAvailableError: There is no TPU and the configuration asks for strict validation.
+        TPUNotAvailableError: There is no TPU and validation is strict.
     """
 
     def __init__(self, config: object = None) -> None:
@@ -92,12 +92,12 @@ class JobProcess:
 
     @property
     def world_size(self) -> int:
-        """How many processes the job has; each may hold several devices."""
+        """Number of processes of the job; each may have several devices."""
         return self.found.world_size
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """Index of this process, from 0."""
         return self.found.rank
 
     @property
@@ -107,13 +107,13 @@ class JobProcess:
 
 
 class XLADeviceManager(JobProcess):
-    """The devices of this process and of the whole job.
+    """The devices of this process and of the job.
 
     Args:
         config: A `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`.
 
     Raises:
-        TPUNotAvailableError: There is no TPU and the configuration asks for strict validation.
+        TPUNotAvailableError: There is no TPU and validation is strict.
     """
 
     @property
@@ -123,7 +123,7 @@ class XLADeviceManager(JobProcess):
 
     @property
     def devices(self) -> list[Device]:
-        """The devices of the whole job, those of other processes too."""
+        """All devices of the job, also those of other processes."""
         import jax
 
         return jax.devices()
@@ -137,12 +137,12 @@ class XLADeviceManager(JobProcess):
 
     @property
     def kind(self) -> Kind:
-        """What the devices are: "tpu", "gpu" or "cpu"."""
+        """The kind of devices: "tpu", "gpu" or "cpu"."""
         return self.found.kind
 
     @cached_property
     def torch_tpu(self) -> "TorchTPU":
-        """Whether Google's own torch backend is here, and who runs modules because of it."""
+        """Google's torch backend on this machine, and which runtime runs modules."""
         return detect_torch_tpu()
 
     def __repr__(self) -> str:
@@ -152,15 +152,15 @@ class XLADeviceManager(JobProcess):
 
 @dataclass(frozen=True)
 class TorchTPU:
-    """Google's own torch backend for TPUs, as found on this machine.
+    """Google's torch backend for TPUs, as detected on this machine.
 
     Attributes:
-        version: The installed one; None where it is not installed or says none.
+        version: The installed version; None if unknown or not installed.
         installed: Whether it can be imported.
-        has_tpu: Whether this machine has a TPU, without which it does nothing.
-        registered: Whether it has taken torch's custom device in this process already.
-        runs_on: Who runs modules in this process: torch_tpu once it is registered, since torchax
-            then cannot be loaded; torchax otherwise.
+        has_tpu: Whether this machine has a TPU; the backend needs one.
+        registered: Whether it is torch's custom device in this process already.
+        runs_on: The runtime of modules in this process: torch_tpu if it is registered, because
+            torchax then cannot be loaded; otherwise torchax.
     """
 
     version: str | None
@@ -171,27 +171,28 @@ class TorchTPU:
 
     @property
     def advice(self) -> str:
-        """What this means, and the way to the other one."""
+        """An explanation, and how to use the other runtime."""
         if self.runs_on == "torch_tpu":
             return (
-                "torch_tpu has taken torch's one custom device, which torchax needs as well, so "
-                "that only one of them can live in a process: start Python with "
-                f"{AUTOLOAD}=0 to run modules through torchax here, or train with torch_tpu from "
-                "the files that tpukit.torch.write_handover made."
+                "torch_tpu is registered as torch's only custom device, which torchax needs too, "
+                "so "
+                "a process can use only one of them: start Python with "
+                f"{AUTOLOAD}=0 to run modules through torchax, or train with torch_tpu from the "
+                "files of tpukit.torch.write_handover."
             )
         if not self.installed:
             return "torch_tpu is not installed; modules run through torchax."
         if not self.has_tpu:
-            return "torch_tpu is installed and does nothing without a TPU; torchax runs modules."
-        kept = f"{AUTOLOAD}=0 keeps it out" if _autoload_is_off() else "torchax was loaded first"
+            return "torch_tpu is installed but needs a TPU; modules run through torchax."
+        why = f"{AUTOLOAD}=0 is set" if _autoload_is_off() else "torchax was loaded first"
         return (
-            f"torch_tpu is installed and {kept} of this process, so torchax runs modules; start "
+            f"torch_tpu is installed but {why}, so modules run through torchax; start "
             f"Python without {AUTOLOAD}=0 to run a hand-over script with torch_tpu."
         )
 
 
 def detect_torch_tpu() -> TorchTPU:
-    """Find out about torch_tpu without importing it: the import may end the process."""
+    """Detect torch_tpu without importing it, because the import may end the process."""
     registered = _custom_device_name() == "tpu"
     installed = torch_tpu_is_installed()
     return TorchTPU(
@@ -204,10 +205,10 @@ def detect_torch_tpu() -> TorchTPU:
 
 
 def _custom_device_name() -> str | None:
-    """Return the name that torch's custom device goes by; None before torch is imported."""
+    """Return the name of torch's custom device; None before torch is imported."""
     if "torch" not in sys.modules:
         return None
-    from torch._C import _get_privateuse1_backend_name  # pyright: ignore[reportPrivateUsage]  no public way to ask
+    from torch._C import _get_privateuse1_backend_name  # pyright: ignore[reportPrivateUsage]  there is no public function
 
     return _get_privateuse1_backend_name()
 

@@ -1,4 +1,4 @@
-"""Hand-over to torch_tpu: what a check settled, as a file, and a script that trains by it."""
+"""Hand-over to torch_tpu: the plan of a checked job, and a script that trains by it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from ..errors import ConfigError, TPUModelError, TPUValidationError
 from ..hardware.target import target_chip
 from ..job.compiler_flags import flags_of
 from ..job.job import Job
+from ..job.model_source import PREFIX, is_torch_source
 from ..job.step import build_step
-from ..job.torch_source import PREFIX, is_torch_source
 from ..models.adapters.torch_module.state import ModuleState, path_of
 from ..parallel.sharding.rules import spec_entries
 from ..runtime.environment import configure_tpu_environment
@@ -29,14 +29,14 @@ PLAN, SCRIPT = "handover.json", "train_torch_tpu.py"
 SCHEMA = 1
 _SOURCE = Path(__file__).with_name("handover_script.py")
 _VERSIONS = ("tpukit", "torch", "torchax", "transformers", "jax", "libtpu")
-# What of `train:` decides a step of the script.
+# The settings of `train:` that the script uses.
 _TRAIN = (
     *("optimizer", "learning_rate", "beta1", "beta2", "weight_decay", "no_decay", "clip_norm"),
     *("precision", "param_dtype", "seed"),
 )
 _NOT_TRIED = (
-    "tried on CPU only: device 'tpu' and backend 'tpu_dist' are the names that torch_tpu 0.2.0 "
-    "registers, and memory and step time are those of the jax program, not of torch_tpu's"
+    "tested on CPU only: device 'tpu' and backend 'tpu_dist' are the names that torch_tpu 0.2.0 "
+    "registers; memory and step time are those of the jax program, not of torch_tpu's"
 )
 
 
@@ -45,8 +45,8 @@ class Handover:
     """The two files of a hand-over.
 
     Attributes:
-        plan: JSON with mesh, placements, flags, environment, and what was checked.
-        script: Python that trains by it: torchrun train_torch_tpu.py.
+        plan: JSON with mesh, placements, flags, environment, and the result of the check.
+        script: Python that trains by the plan: torchrun train_torch_tpu.py.
     """
 
     plan: Path
@@ -54,15 +54,15 @@ class Handover:
 
 
 def write_handover(checked: CheckResult | Job, folder: Path | str) -> Handover:
-    """Write what torch_tpu needs on a TPU VM to train a checked PyTorch job.
+    """Write the files with which torch_tpu trains a PyTorch job on a TPU VM.
 
     Args:
-        checked: What `tpukit.check` returned, or a job that nobody has checked yet.
-        folder: Made where it does not exist.
+        checked: The result of `tpukit.check`, or an unchecked job.
+        folder: The target folder; it is created if needed.
 
     Raises:
-        TPUModelError: The model is no PyTorch module.
-        ConfigError: The model was given in Python, where the script could not find it again.
+        TPUModelError: The model is not a PyTorch module.
+        ConfigError: The model is a Python object, which the script cannot import.
         TPUValidationError: The mesh has pipeline stages, or the folder cannot be written to.
 
     Example:
@@ -71,7 +71,9 @@ def write_handover(checked: CheckResult | Job, folder: Path | str) -> Handover:
     """
     job = checked.job if isinstance(checked, CheckResult) else checked
     if job is None:
-        raise TPUModelError("a bare function was checked; hand-over is for a job with a model.")
+        raise TPUModelError(
+            "a plain function was checked, but a hand-over needs a job with a model; check a job."
+        )
     target = Path(folder)
     plan = handover_plan(job, beside=target)
     if isinstance(checked, CheckResult):
@@ -85,14 +87,14 @@ def write_handover(checked: CheckResult | Job, folder: Path | str) -> Handover:
 
 
 def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
-    """Return the content of the plan file; a builder's file is named relative to `beside`."""
+    """Return the content of the plan file; the builder's path is relative to `beside`."""
     name = _builder(job, beside)
     if "pipeline" in (job.strategy or "") or "stage" in job.mesh:
         raise TPUValidationError(
             "DTensor has no pipeline stages; check a mesh of data, fsdp and tensor axes."
         )
-    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-    with target_chip(job.slice.chip.name):  # as the check builds it
+    configure_tpu_environment()  # otherwise jax searches for a TPU in this process, slowly
+    with target_chip(job.slice.chip.name):  # as in the check
         step = build_step(job, values=False)
     work, sizes = step.work, job.mesh_sizes
     module = _module_of(work)
@@ -104,7 +106,7 @@ def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
     named = {path_of(name) for name, _ in module.named_parameters()}
     for path, tensor in {**state.trained, **state.carried}.items():
         if path not in named:
-            continue  # a buffer: every device has it whole
+            continue  # a buffer: replicated on every device
         placed = layout.find(path) if path in state.trained else None
         spec = PartitionSpec() if placed is None else placed.spec
         parameters[_dotted(path)] = {
@@ -139,18 +141,19 @@ def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
 
 
 def dtensor_placements(spec: PartitionSpec, rank: int, axes: Sequence[str]) -> list[str]:
-    """Return what DTensor calls a split: "Shard(0)" or "Replicate()" for each axis of the mesh.
+    """Return DTensor's placement for each mesh axis: "Shard(0)" or "Replicate()".
 
     Raises:
-        TPUValidationError: One dimension is split by several axes in another order than the
-            mesh's, which DTensor cannot say.
+        TPUValidationError: Several axes shard one dimension in another order than the mesh's,
+            which DTensor does not support.
     """
     placements = dict.fromkeys(axes, "Replicate()")
     for dimension, names in enumerate(spec_entries(spec, rank)):
         if sorted(names, key=axes.index) != list(names):
             raise TPUValidationError(
-                f"dimension {dimension} is split by {', '.join(names)} in another order than the "
-                f"mesh's ({', '.join(axes)}); name the axes of the mesh in that order."
+                f"dimension {dimension} is sharded by {', '.join(names)}, in another order than "
+                "the "
+                f"mesh's ({', '.join(axes)}); name the mesh axes in that order."
             )
         placements.update(dict.fromkeys(names, f"Shard({dimension})"))
     return list(placements.values())
@@ -170,11 +173,11 @@ def _batch(
 
 
 def _builder(job: Job, beside: Path) -> str:
-    """Return "module:function" for the script, a file relative to where the script lies."""
+    """Return "module:function" for the script; a file is relative to the script."""
     if not isinstance(job.model, str):
         raise ConfigError(
-            "the model was given in Python, where a script cannot find it again; put it into a "
-            "function and check 'torch:my_model.py:build'."
+            "the model is a Python object, which a script cannot import; put it into a function "
+            "and check 'torch:my_model.py:build'."
         )
     name = job.model.removeprefix(PREFIX) if is_torch_source(job.model) else job.model
     where, colon, function = name.rpartition(":")
@@ -191,14 +194,14 @@ def _module_of(work: Workload) -> Any:
     inner = getattr(model, "module", model) if type(model).__name__ == "TorchModel" else model
     if not is_instance_of(inner, "torch.nn"):
         raise TPUModelError(
-            f"hand-over is for PyTorch modules, and this is {type(inner).__name__}; `tpukit train` "
-            "trains it."
+            f"a hand-over needs a PyTorch module, but this is {type(inner).__name__}; use "
+            "`tpukit train` to train it."
         )
     return inner
 
 
 def _findings(result: CheckResult) -> dict[str, Any]:
-    """Return what the compiler said, each figure with its origin."""
+    """Return the compiler's figures, each with its origin."""
     memory = result.memory.to_dict()
     step = None if result.prediction is None else result.prediction.to_dict()
     return {
@@ -215,14 +218,14 @@ def _dotted(path: str) -> str:
 
 
 def _as_json(plan: Mapping[str, Any]) -> str:
-    """Write the plan with a line for each parameter, so that people can read it too."""
+    """Return the plan as JSON, with one line per parameter for readability."""
     import json
 
     parts: list[str] = []
     for key, value in plan.items():
         text = json.dumps(value)
         if key in ("parameters", "batch"):
-            lines = [f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in value.items()]
+            lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in value.items()]
             text = "{\n" + ",\n".join(lines) + "\n }"
         parts.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,6 +1,6 @@
-"""Train with torch_tpu by the plan that tpukit checked: handover.json, beside this file.
+"""Train with torch_tpu by the plan in handover.json, which tpukit wrote beside this file.
 
-On every host of the slice, with one process a chip:
+On every host of the slice, with one process per chip:
 
     torchrun --nproc-per-node CHIPS --nnodes HOSTS ... train_torch_tpu.py
 
@@ -8,8 +8,8 @@ The same on a machine without a TPU, with fewer devices and random data:
 
     torchrun --nproc-per-node 2 train_torch_tpu.py --device cpu --mesh fsdp=2
 
-It needs torch and your model, and nothing of tpukit unless your builder does. Parameters and batch
-are DTensors with the placements of the plan; replace `batches` by your own data.
+It needs torch and your model, but not tpukit unless your builder does. Parameters and batch are
+DTensors with the placements of the plan; replace `batches` by your own data.
 """
 
 import argparse
@@ -31,45 +31,45 @@ BACKENDS = {"tpu": "tpu_dist", "cpu": "gloo", "cuda": "nccl"}
 
 
 def main() -> None:
-    """Train some steps and say the loss of each."""
-    asked = arguments()
+    """Train some steps and print the loss of each."""
+    options = read_options()
     plan = json.loads((HERE / "handover.json").read_text())
-    if asked.device == "tpu":
+    if options.device == "tpu":
         for name, value in plan["environment"].items():
             os.environ.setdefault(name, value)  # before torch: torch_tpu reads them as it loads
 
     import torch.distributed as dist
 
-    dist.init_process_group(BACKENDS[asked.device])
-    train(asked, plan)
-    gc.collect()  # what still holds a group when Python ends can abort it
+    dist.init_process_group(BACKENDS[options.device])
+    train(options, plan)
+    gc.collect()  # objects that keep a process group can abort Python's exit
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(asked: argparse.Namespace, plan: Any) -> None:
-    """Build the model on the plan's mesh, and take the steps."""
+def train(options: argparse.Namespace, plan: Any) -> None:
+    """Build the model on the plan's mesh, and train."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, distribute_tensor
     from torch.distributed.tensor.experimental import implicit_replication
 
-    sizes = {**plan["mesh"], **dict(asked.mesh)}
-    mesh = init_device_mesh(asked.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    sizes = {**plan["mesh"], **dict(options.mesh)}
+    mesh = init_device_mesh(options.device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     torch.manual_seed(plan["train"]["seed"])
     model = prepared(built(plan["model"]), plan)
     place_parameters(model, mesh, plan)
-    model.to(asked.device)  # buffers, and what the plan does not know
+    model.to(options.device)  # buffers, and parameters that are not in the plan
     optimizer = optimizer_of(model, plan["train"])
     losses: list[float] = []
-    for step, batch in enumerate(batches(model, plan, asked.steps)):
+    for step, batch in enumerate(batches(model, plan, options.steps)):
         placed = {
-            name: distribute_tensor(one, mesh, placements(plan["batch"][name]["placements"]))
-            for name, one in batch.items()
+            name: distribute_tensor(tensor, mesh, placements(plan["batch"][name]["placements"]))
+            for name, tensor in batch.items()
         }
         optimizer.zero_grad()
-        with implicit_replication(), computing(asked.device, plan["train"]["precision"]):
+        with implicit_replication(), computing(options.device, plan["train"]["precision"]):
             loss = loss_of(model, placed)
             loss.backward()
         if plan["train"]["clip_norm"] is not None:
@@ -78,15 +78,15 @@ def train(asked: argparse.Namespace, plan: Any) -> None:
         losses.append((loss.full_tensor() if isinstance(loss, DTensor) else loss).item())
         if dist.get_rank() == 0:
             sys.stdout.write(f"step {step} loss {losses[-1]:.6f}\n")
-    if asked.report is not None:
-        shards = {name: list(one.to_local().shape) for name, one in model.named_parameters()}
-        path = asked.report / f"rank-{dist.get_rank()}.json"
+    if options.report is not None:
+        shards = {name: list(param.to_local().shape) for name, param in model.named_parameters()}
+        path = options.report / f"rank-{dist.get_rank()}.json"
         path.write_text(json.dumps({"losses": losses, "shards": shards}))
 
 
-def arguments() -> argparse.Namespace:
+def read_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Train with torch_tpu by a plan of tpukit's.")
+    parser = argparse.ArgumentParser(description="Train with torch_tpu by a plan of tpukit.")
     parser.add_argument("--device", choices=BACKENDS, default="tpu")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument(
@@ -119,61 +119,61 @@ def built(reference: str) -> Any:
 
 
 def prepared(model: Any, plan: Any) -> Any:
-    """Put the plan's format into the model, and checkpoint its layers where the plan does."""
+    """Apply the plan's dtype and checkpointing of layers to the model."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     if plan["train"]["param_dtype"]:
         model.to(getattr(torch, plan["train"]["param_dtype"]))
     if plan["remat"] not in (None, "none"):
-        for layers in [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]:
+        for layers in [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]:
             for layer in layers:
-                whole = layer.forward
-                layer.forward = lambda *given, whole=whole, **named: checkpoint(
-                    whole, *given, use_reentrant=False, **named
+                forward = layer.forward
+                layer.forward = lambda *given, forward=forward, **named: checkpoint(
+                    forward, *given, use_reentrant=False, **named
                 )
     return model
 
 
 def place_parameters(model: Any, mesh: Any, plan: Any) -> None:
-    """Turn every parameter into a DTensor with its placement; tied ones stay tied."""
+    """Turn every parameter into a DTensor with its placement; tied parameters stay tied."""
     import torch
     from torch.distributed.tensor import distribute_tensor
 
     placed: dict[int, Any] = {}
     for prefix, module in model.named_modules():
-        for short, one in list(module.named_parameters(recurse=False)):
+        for short, param in list(module.named_parameters(recurse=False)):
             name = f"{prefix}.{short}" if prefix else short
-            if id(one) not in placed:
-                found = plan["parameters"][plan["tied"].get(name, name)]
-                if list(one.shape) != found["shape"]:
+            if id(param) not in placed:
+                planned = plan["parameters"][plan["tied"].get(name, name)]
+                if list(param.shape) != planned["shape"]:
                     raise SystemExit(
-                        f"{name} has shape {list(one.shape)}, and {found['shape']} was checked"
+                        f"{name} has shape {list(param.shape)}, but {planned['shape']} was checked"
                     )
-                whole = distribute_tensor(one.detach(), mesh, placements(found["placements"]))
-                placed[id(one)] = torch.nn.Parameter(whole, requires_grad=one.requires_grad)
-            module.register_parameter(short, placed[id(one)])
+                sharded = distribute_tensor(param.detach(), mesh, placements(planned["placements"]))
+                placed[id(param)] = torch.nn.Parameter(sharded, requires_grad=param.requires_grad)
+            module.register_parameter(short, placed[id(param)])
 
 
 def placements(texts: list[str]) -> list[Any]:
-    """Read "Shard(0)" or "Replicate()" for every axis of the mesh."""
+    """Parse "Shard(0)" or "Replicate()" for every mesh axis."""
     from torch.distributed.tensor import Replicate, Shard
 
-    found = [re.fullmatch(r"Shard\((\d+)\)", text) for text in texts]
-    return [Replicate() if match is None else Shard(int(match[1])) for match in found]
+    matches = [re.fullmatch(r"Shard\((\d+)\)", text) for text in texts]
+    return [Replicate() if match is None else Shard(int(match[1])) for match in matches]
 
 
 def optimizer_of(model: Any, train: Any) -> Any:
     """Build the optimizer of the plan."""
     import torch
 
-    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     kept = [
-        one
-        for name, one in trained
-        if one.ndim < 2 or any(re.search(text, name) for text in train["no_decay"])
+        param
+        for name, param in trained
+        if param.ndim < 2 or any(re.search(text, name) for text in train["no_decay"])
     ]
-    decayed = [one for _, one in trained if not any(one is other for other in kept)]
+    decayed = [param for _, param in trained if not any(param is other for other in kept)]
     groups = [
         {"params": decayed, "weight_decay": train["weight_decay"]},
         {"params": kept, "weight_decay": 0.0},
@@ -189,7 +189,7 @@ def optimizer_of(model: Any, train: Any) -> Any:
 
 
 def batches(model: Any, plan: Any, steps: int) -> Iterator[dict[str, Any]]:
-    """Make batches of random numbers in the plan's shapes: put your own data here."""
+    """Yield random batches of the plan's shapes; replace them by your own data."""
     import torch
 
     below = int(getattr(getattr(model, "config", None), "vocab_size", 2))
@@ -197,21 +197,21 @@ def batches(model: Any, plan: Any, steps: int) -> Iterator[dict[str, Any]]:
     for step in range(steps):
         source = torch.Generator().manual_seed(step)
         yield {
-            name: torch.randint(0, below, one["shape"], generator=source)
-            if "int" in one["dtype"]
-            else torch.randn(one["shape"], generator=source, dtype=getattr(torch, one["dtype"]))
-            for name, one in plan["batch"].items()
+            name: torch.randint(0, below, entry["shape"], generator=source)
+            if "int" in entry["dtype"]
+            else torch.randn(entry["shape"], generator=source, dtype=getattr(torch, entry["dtype"]))
+            for name, entry in plan["batch"].items()
         }
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> Any:
-    """Return the loss: the model's own, of logits against targets, or the first output's mean."""
+    """Return the model's loss, the cross-entropy of its logits, or the first output's mean."""
     import torch
 
     known = inspect.signature(model.forward).parameters
-    inputs = {name: one for name, one in batch.items() if name != "targets"}
-    named = {name: one for name, one in inputs.items() if name in known}
-    outputs = model(*(one for name, one in inputs.items() if name not in known), **named)
+    inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+    named = {name: tensor for name, tensor in inputs.items() if name in known}
+    outputs = model(*(tensor for name, tensor in inputs.items() if name not in known), **named)
     for name in ("loss", "logits", "last_hidden_state"):
         if (
             not isinstance(outputs, torch.Tensor | tuple)
@@ -227,7 +227,7 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def computing(device: str, precision: str | None) -> Generator[None]:
-    """Compute in the plan's format, by operations that DTensor knows."""
+    """Compute in the plan's dtype, with operations that DTensor supports."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -1,11 +1,11 @@
-"""A cache of so many entries, each for so long; what was not used for longest leaves first."""
+"""A cache with a maximum size and age that evicts the least recently used entry."""
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from ..errors import TPUValidationError
 from ..shown import Shown
@@ -14,17 +14,17 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Departure = Literal["evicted", "expired"]
 DEFAULT_MAX_SIZE = 100
-"""Entries kept where a configuration's `cache_max_size` says nothing."""
+"""Most entries, if a configuration's `cache_max_size` is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats(Shown):
-    """How a cache has served so far; `clear` leaves the counts as they are.
+    """Counts of a cache so far; `clear` does not reset them.
 
     Attributes:
-        size: Entries held now.
-        evictions: Entries that left because the cache was full.
-        expirations: Entries that left because they were too old.
+        size: Entries now.
+        evictions: Entries removed because the cache was full.
+        expirations: Entries removed because they were too old.
     """
 
     hits: int
@@ -33,20 +33,21 @@ class CacheStats(Shown):
     max_size: int
     evictions: int
     expirations: int
+    # The names of document 002.
+    _facts = (
+        *("hits", "misses", "size", "max_size", "evictions", "expirations"),
+        "hit_rate",
+    )
 
     @property
     def hit_rate(self) -> float:
-        """Hits of all look-ups, 0 before the first one."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data under document 002's names."""
-        return {**vars(self), "hit_rate": self.hit_rate}
+        """Share of look-ups that were hits; 0 before the first one."""
+        total = self.hits + self.misses
+        return self.hits / total if total else 0.0
 
 
 class LRUCache(Generic[Key, Value]):
-    """A bounded cache that several threads may use at once.
+    """A bounded, thread-safe cache.
 
     Example:
         >>> cache = LRUCache(max_size=2)
@@ -64,13 +65,13 @@ class LRUCache(Generic[Key, Value]):
         clock: Callable[[], float] = time.monotonic,
         on_departure: Callable[[Key, Value, Departure], None] | None = None,
     ) -> None:
-        """Make an empty cache.
+        """Create an empty cache.
 
         Args:
-            max_size: Entries held at most, or a function that returns it, for a limit that may be
-                changed later; None: `DEFAULT_MAX_SIZE`.
-            max_age_s: How long an entry is good after it was put; None: for ever.
-            clock: What tells the time, in seconds.
+            max_size: The most entries, or a function that returns it, for a limit that may change
+                later; None: `DEFAULT_MAX_SIZE`.
+            max_age_s: How long an entry is valid; None: for ever.
+            clock: Returns the time in seconds.
             on_departure: Called after an entry was evicted or has expired.
 
         Raises:
@@ -78,11 +79,10 @@ class LRUCache(Generic[Key, Value]):
         """
         self._limit = max_size if callable(max_size) else lambda: max_size
         if self.max_size < 1:
-            raise TPUValidationError(f"a cache holds at least one entry; max_size={max_size}.")
+            raise TPUValidationError(f"max_size={max_size}; a cache needs at least one entry.")
         if max_age_s is not None and max_age_s <= 0:
             raise TPUValidationError(
-                f"max_age_s={max_age_s:g} would let nothing be found again; give seconds above 0, "
-                "or None for no limit."
+                f"max_age_s={max_age_s:g}; give seconds above 0, or None for no limit."
             )
         self._max_age_s = max_age_s
         self._clock, self._on_departure = clock, on_departure
@@ -93,12 +93,12 @@ class LRUCache(Generic[Key, Value]):
 
     @property
     def max_size(self) -> int:
-        """Entries held at most; a limit that was lowered holds from the next `put` on."""
+        """The most entries; a lowered limit takes effect at the next `put`."""
         limit = self._limit()
         return DEFAULT_MAX_SIZE if limit is None else limit
 
     def get(self, key: Key) -> Value | None:
-        """Return what is kept under a key, which counts as a use of it; None where nothing is."""
+        """Return the value of a key, which counts as a use; None if there is none."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not self._is_old(entry):
@@ -110,34 +110,34 @@ class LRUCache(Generic[Key, Value]):
                 return None
             del self._entries[key]
             self._expirations += 1
-        self._tell([(key, entry[0])], "expired")
+        self._notify([(key, entry[0])], "expired")
         return None
 
     def put(self, key: Key, value: Value) -> None:
-        """Keep a value, in place of what was under its key; the oldest uses make room for it."""
-        left: list[tuple[Key, Value]] = []
+        """Store a value under its key; the least recently used entries are evicted if needed."""
+        evicted: list[tuple[Key, Value]] = []
         with self._lock:
             self._entries[key] = (value, self._now())
             self._entries.move_to_end(key)
             while len(self._entries) > self.max_size:
                 oldest, (old, _) = self._entries.popitem(last=False)
-                left.append((oldest, old))
-            self._evictions += len(left)
-        self._tell(left, "evicted")
+                evicted.append((oldest, old))
+            self._evictions += len(evicted)
+        self._notify(evicted, "evicted")
 
     def get_or_make(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return what is kept under a key, made first where nothing is.
+        """Return the value of a key; call `make` and store its result if there is none.
 
-        Threads that ask for one key at the same time wait for the first of them; nothing is kept
-        of a `make` that raises. `make` may use the cache, but not for the same key.
+        Threads that request one key at the same time wait for the first of them. If `make` raises,
+        nothing is stored. `make` may use the cache, but not for the same key.
         """
-        found = self.get(key)
-        if found is not None:
-            return found
+        value = self.get(key)
+        if value is not None:
+            return value
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         with turn:
-            # Not `get`: this was counted as a miss already, and another thread made it meanwhile.
+            # Not `get`, because the miss is counted already; another thread may have made it.
             with self._lock:
                 entry = self._entries.get(key)
                 if entry is not None and not self._is_old(entry):
@@ -150,23 +150,13 @@ class LRUCache(Generic[Key, Value]):
                     self._making.pop(key, None)
             return value
 
-    def drop_old(self) -> int:
-        """Drop every entry past its age, and return how many those were."""
-        with self._lock:
-            old = [(key, one[0]) for key, one in self._entries.items() if self._is_old(one)]
-            for key, _ in old:
-                del self._entries[key]
-            self._expirations += len(old)
-        self._tell(old, "expired")
-        return len(old)
-
     def discard(self, key: Key) -> None:
-        """Drop one entry, where it is there; no count changes."""
+        """Remove an entry if it exists; no count changes."""
         with self._lock:
             self._entries.pop(key, None)
 
     def clear(self) -> None:
-        """Drop every entry; the counts stay."""
+        """Remove every entry; the counts stay."""
         with self._lock:
             self._entries.clear()
 
@@ -187,25 +177,25 @@ class LRUCache(Generic[Key, Value]):
         return len(self._entries)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a good entry is there; it does not count as a use."""
+        """Return whether a key has a valid entry; this does not count as a use."""
         with self._lock:
             entry = self._entries.get(key)
             return entry is not None and not self._is_old(entry)
 
     def __iter__(self) -> Iterator[Key]:
-        """The keys, that which leaves first before the others."""
+        """Return the keys, the least recently used first."""
         with self._lock:
             return iter(list(self._entries))
 
     def _now(self) -> float:
-        # Without a limit nobody asks how old an entry is, and a look-up takes half the time.
+        # Without a maximum age the clock is not read, so a look-up takes half the time.
         return 0.0 if self._max_age_s is None else self._clock()
 
     def _is_old(self, entry: tuple[Value, float]) -> bool:
         return self._max_age_s is not None and self._clock() - entry[1] > self._max_age_s
 
-    def _tell(self, left: list[tuple[Key, Value]], how: Departure) -> None:
-        # Outside the lock, so that whoever is told may use the cache.
+    def _notify(self, entries: list[tuple[Key, Value]], how: Departure) -> None:
+        # Outside the lock, so that the callback may use the cache.
         if self._on_departure is not None:
-            for key, value in left:
+            for key, value in entries:
                 self._on_departure(key, value, how)

@@ -1,13 +1,13 @@
-"""torch.optim's optimizers as optax transformations, in torch's own formulas and state names.
+"""torch.optim's optimizers as optax transformations, with torch's formulas and state names.
 
-Learning rates stand in the state, not in the program: a scheduler of torch may change them
-between two steps, and nothing is compiled again.
+Learning rates are part of the state, not of the program, so a torch scheduler can change them
+between steps without another compile.
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +18,35 @@ from ..errors import TPUOptimizationError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.state import ModuleState
 
+if TYPE_CHECKING:
+    import torch
+
 Slots = dict[str, jax.Array]
-# (settings of the group, learning rate, number of this step, gradient, parameter, its slots)
-# -> the new parameter and slots.
-Formula = Callable[
-    [Mapping[str, Any], jax.Array, jax.Array, jax.Array, jax.Array, Slots],
-    tuple[jax.Array, Slots],
-]
 STEP = "step"
 
 
+class _Update(NamedTuple):
+    """The arguments of an update formula for one parameter."""
+
+    group: Mapping[str, Any]
+    rate: jax.Array
+    step: jax.Array
+    gradient: jax.Array
+    param: jax.Array
+    slots: Slots
+
+
+# Returns the new parameter and slots.
+Formula = Callable[[_Update], tuple[jax.Array, Slots]]
+
+
 class TorchOptimizerState(NamedTuple):
-    """What an optimizer carries.
+    """The state of a mapped optimizer.
 
     Attributes:
-        step: Steps made.
-        learning_rates: Of each group of parameters.
-        slots: torch's names of what is kept of a parameter, each with arrays by path.
+        step: Number of steps taken.
+        learning_rates: One per parameter group.
+        slots: Arrays by path, for each of torch's state names (such as "exp_avg").
     """
 
     step: jax.Array
@@ -44,7 +56,7 @@ class TorchOptimizerState(NamedTuple):
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """How one class of torch.optim starts and moves a parameter."""
+    """The update formula of one torch.optim class, and its initial slots."""
 
     formula: Formula
     slots_of: Callable[[Mapping[str, Any], jax.Array], Slots]
@@ -52,24 +64,24 @@ class OptimizerKind:
 
 @dataclass(frozen=True)
 class MappedOptimizer:
-    """A torch optimizer, as an optax transformation on the parameters of one module.
+    """A torch optimizer as an optax transformation of one module's parameters.
 
     Attributes:
-        optimizer: The user's own; its groups are read again before every step.
-        transformation: The same, for arrays by path.
+        optimizer: The user's torch optimizer; its groups are read again before every step.
+        transformation: The optax transformation, for arrays by path.
         tensors: The module's parameters by path.
     """
 
-    optimizer: Any
+    optimizer: "torch.optim.Optimizer"
     transformation: optax.GradientTransformation
     tensors: dict[str, Any]
 
     def learning_rates(self) -> np.ndarray:
-        """Return what every group's learning rate is now; on the host, where torch has them."""
+        """Return every group's present learning rate."""
         return np.asarray([float(g["lr"]) for g in self.optimizer.param_groups], np.float32)
 
     def load(self, state: TorchOptimizerState) -> TorchOptimizerState:
-        """Return a state with what the torch optimizer has gathered in earlier steps."""
+        """Return the state with the torch optimizer's state of earlier steps."""
         known = self.optimizer.state
         slots = {
             slot: {
@@ -80,16 +92,16 @@ class MappedOptimizer:
             }
             for slot, arrays in state.slots.items()
         }
-        steps = [float(one[STEP]) for one in known.values() if STEP in one]
+        steps = [float(slots[STEP]) for slots in known.values() if STEP in slots]
         step = jnp.asarray(max(steps, default=float(bool(known))), jnp.int32)
         return TorchOptimizerState(step, jnp.asarray(self.learning_rates()), slots)
 
     def store(self, state: TorchOptimizerState) -> None:
-        """Write what the arrays hold into the torch optimizer, as if it had made the steps."""
+        """Copy the state to the torch optimizer, as if it had taken the steps."""
         import torch
 
-        made = float(state.step)
-        if not made or not state.slots:  # torch keeps nothing then either
+        taken = float(state.step)
+        if not taken or not state.slots:  # torch has no state then either
             return
         for path, tensor in self.tensors.items():
             own = self.optimizer.state[tensor]
@@ -97,23 +109,25 @@ class MappedOptimizer:
                 if path in arrays:
                     own[slot] = to_tensor(arrays[path], dtype=None).to(tensor.device).clone()
             if not isinstance(self.optimizer, torch.optim.SGD):
-                own[STEP] = torch.tensor(made)
+                own[STEP] = torch.tensor(taken)
 
 
 def map_optimizer(
-    optimizer: Any, module: Any, reached: Collection[str] | None = None
+    optimizer: "torch.optim.Optimizer",
+    module: "torch.nn.Module",
+    reached: Collection[str] | None = None,
 ) -> MappedOptimizer:
     """Return a torch optimizer of a module's parameters as an optax transformation.
 
     Args:
-        optimizer: Of torch.optim.
-        module: Whose parameters it holds.
-        reached: Paths of the parameters that the loss depends on. torch leaves all others alone,
-            also by weight decay: they have no gradient. None: all are.
+        optimizer: An optimizer of torch.optim.
+        module: The module with its parameters.
+        reached: Paths of the parameters that the loss depends on; None for all. Like torch, the
+            optimizer skips the others, weight decay included, because they have no gradient.
 
     Raises:
-        TPUOptimizationError: It is none of SGD, Adam, AdamW and Adafactor, or it holds
-            parameters that are not the module's.
+        TPUOptimizationError: It is not SGD, Adam, AdamW or Adafactor, or has parameters that are
+            not the module's.
     """
     kind = _kind_of(optimizer)
     tensors = ModuleState.of(module).trained
@@ -125,14 +139,14 @@ def map_optimizer(
                 group_of[path_of[id(tensor)]] = index
             elif tensor.requires_grad:
                 raise TPUOptimizationError(
-                    f"the optimizer holds a parameter of shape {tuple(tensor.shape)} that is not "
-                    f"one of {type(module).__name__}'s; make it from model.parameters()."
+                    f"the optimizer has a parameter of shape {tuple(tensor.shape)} that is not "
+                    f"in {type(module).__name__}; create it from model.parameters()."
                 )
     settings = [dict(group, params=None) for group in optimizer.param_groups]
     if reached is not None:
         group_of = {path: group for path, group in group_of.items() if path in reached}
-    held = {path: tensor for path, tensor in tensors.items() if path in group_of}
-    return MappedOptimizer(optimizer, _transformation(kind, settings, group_of), held)
+    optimized = {path: tensor for path, tensor in tensors.items() if path in group_of}
+    return MappedOptimizer(optimizer, _transformation(kind, settings, group_of), optimized)
 
 
 def _transformation(
@@ -143,20 +157,21 @@ def _transformation(
         for path, group in group_of.items():
             for slot, value in kind.slots_of(settings[group], params[path]).items():
                 slots.setdefault(slot, {})[path] = value
-        rates = jnp.asarray([float(one["lr"]) for one in settings], jnp.float32)
+        rates = jnp.asarray([float(group["lr"]) for group in settings], jnp.float32)
         return TorchOptimizerState(jnp.zeros((), jnp.int32), rates, slots)
 
     def update(updates: Any, state: Any, params: Any = None, **_: Any) -> tuple[Any, Any]:
         gradients = updates
         step = state.step + 1
-        changes = {path: jnp.zeros_like(one) for path, one in params.items()}
+        changes = {path: jnp.zeros_like(param) for path, param in params.items()}
         slots = {slot: dict(arrays) for slot, arrays in state.slots.items()}
         for path, group in group_of.items():
             own = {slot: arrays[path] for slot, arrays in slots.items() if path in arrays}
             gradient = gradients[path].astype(params[path].dtype)
             gradient = -gradient if settings[group]["maximize"] else gradient
+            rate = state.learning_rates[group]
             moved, new = kind.formula(
-                settings[group], state.learning_rates[group], step, gradient, params[path], own
+                _Update(settings[group], rate, step, gradient, params[path], own)
             )
             changes[path] = moved - params[path]
             for slot, value in new.items():
@@ -170,20 +185,14 @@ def _sgd_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
     return {"momentum_buffer": jnp.zeros_like(param)} if group["momentum"] else {}
 
 
-def _sgd(
-    group: Mapping[str, Any],
-    rate: jax.Array,
-    step: jax.Array,
-    gradient: jax.Array,
-    param: jax.Array,
-    slots: Slots,
-) -> tuple[jax.Array, Slots]:
+def _sgd(update: _Update) -> tuple[jax.Array, Slots]:
+    group, rate, step, gradient, param, slots = update
     momentum = group["momentum"]
     if group["weight_decay"]:
         gradient = gradient + group["weight_decay"] * param
     if momentum:
         kept = momentum * slots["momentum_buffer"] + (1 - group["dampening"]) * gradient
-        kept = jnp.where(step == 1, gradient, kept)  # torch dampens from the second step on
+        kept = jnp.where(step == 1, gradient, kept)  # torch dampens from step 2 on
         slots = {"momentum_buffer": kept}
         gradient = gradient + momentum * kept if group["nesterov"] else kept
     return param - rate.astype(param.dtype) * gradient, slots
@@ -194,14 +203,8 @@ def _adam_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
     return {name: jnp.zeros_like(param) for name in names}
 
 
-def _adam(
-    group: Mapping[str, Any],
-    rate: jax.Array,
-    step: jax.Array,
-    gradient: jax.Array,
-    param: jax.Array,
-    slots: Slots,
-) -> tuple[jax.Array, Slots]:
+def _adam(update: _Update) -> tuple[jax.Array, Slots]:
+    group, rate, step, gradient, param, slots = update
     first, second = (float(beta) for beta in group["betas"])
     rate = rate.astype(param.dtype)
     if group["weight_decay"] and group["decoupled_weight_decay"]:
@@ -225,14 +228,8 @@ def _adafactor_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
     return {"row_var": jnp.zeros(rows, param.dtype), "col_var": jnp.zeros(columns, param.dtype)}
 
 
-def _adafactor(
-    group: Mapping[str, Any],
-    rate: jax.Array,
-    step: jax.Array,
-    gradient: jax.Array,
-    param: jax.Array,
-    slots: Slots,
-) -> tuple[jax.Array, Slots]:
+def _adafactor(update: _Update) -> tuple[jax.Array, Slots]:
+    group, rate, step, gradient, param, slots = update
     least, least_scale = group["eps"]
     least = float(jnp.finfo(param.dtype).eps) if least is None else least
     share = step.astype(jnp.float32) ** group["beta2_decay"]
@@ -243,15 +240,15 @@ def _adafactor(
         squares = gradient * gradient
         means = {name: squares.mean(axis, keepdims=True) for name, axis in _FACTORS}
         new = {name: slots[name] + (mean - slots[name]) * share for name, mean in means.items()}
-        whole = jnp.maximum(new["row_var"].mean(-2, keepdims=True), least)
-        estimate = new["row_var"] * new["col_var"] / whole
+        mean = jnp.maximum(new["row_var"].mean(-2, keepdims=True), least)
+        estimate = new["row_var"] * new["col_var"] / mean
     else:
         new = {"variance": slots["variance"] + (gradient * gradient - slots["variance"]) * share}
         estimate = new["variance"]
-    update = gradient * jax.lax.rsqrt(jnp.maximum(estimate, least * least))
-    size = size / jnp.maximum(1.0, _root_mean_square(update) / group["d"])
+    change = gradient * jax.lax.rsqrt(jnp.maximum(estimate, least * least))
+    size = size / jnp.maximum(1.0, _root_mean_square(change) / group["d"])
     new = {name: value.astype(param.dtype) for name, value in new.items()}
-    return param - size.astype(param.dtype) * update.astype(param.dtype), new
+    return param - size.astype(param.dtype) * change.astype(param.dtype), new
 
 
 _FACTORS = (("row_var", -1), ("col_var", -2))
@@ -262,7 +259,7 @@ def _root_mean_square(array: jax.Array) -> jax.Array:
 
 
 def _one_minus_power(beta: float, step: jax.Array) -> jax.Array:
-    """Return 1 - beta ** step to float32's precision, also where it is near 0."""
+    """Return 1 - beta ** step, accurate also near 0."""
     if beta == 0.0:
         return jnp.ones((), jnp.float32)
     return -jnp.expm1(step.astype(jnp.float32) * math.log(beta))
@@ -276,16 +273,17 @@ _KINDS = {
 }
 
 
-def _kind_of(optimizer: Any) -> OptimizerKind:
-    """Return the formula of exactly this class; a class derived from it may do something else."""
+def _kind_of(optimizer: "torch.optim.Optimizer") -> OptimizerKind:
+    """Return the kind of exactly this class, because a subclass may do something else."""
     import torch
 
     kind = type(optimizer)
-    found = _KINDS.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
-    if found is None or kind is not getattr(torch.optim, kind.__name__):
+    known = _KINDS.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
+    if known is None or kind is not getattr(torch.optim, kind.__name__):
         raise TPUOptimizationError(
-            f"{kind.__module__}.{kind.__name__} has no exact counterpart here; fused steps take "
+            f"{kind.__module__}.{kind.__name__} has no exact counterpart in optax; fused steps "
+            "accept "
             f"torch.optim's {', '.join(_KINDS)}. Any optimizer works in an ordinary loop "
             "(loss.backward(), optimizer.step())."
         )
-    return found
+    return known

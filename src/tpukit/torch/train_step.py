@@ -1,4 +1,4 @@
-"""The fused step: forward, loss, backward and optimizer of a module as one program."""
+"""The fused step: a module's forward, loss, backward and optimizer as one program."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,16 +14,15 @@ from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel
 from ..models.adapters.torch_module.arrays import to_tensor
-from ..models.adapters.torch_module.nesting import Nesting
+from ..models.adapters.torch_module.environment import Nesting
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
-from ..parallel.rebalancing.reshard import move
+from ..parallel.rebalancing import move
 from ..parallel.sharding.strategy import strategy_for
 from ..step.parts import TrainState
 from ..step.workload import Workload
 from ..training.recompile import compiler_options
-from .annotations import TorchInputs
-from .batches import flat_batch, nested_batch
+from .batches import TorchInputs, flat_batch, nested_batch
 from .collectives import DEFAULT_TIMEOUT_S, agree
 from .optimizers import MappedOptimizer, map_optimizer
 from .prepared import link_of
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# (outputs of the module, targets) -> a scalar loss, in torch.
+# (module outputs, targets) -> a scalar loss, in torch.
 TorchLoss = Callable[[Any, Any], Any]
 
 
@@ -53,11 +52,11 @@ class StepLoss:
     __float__ = item
 
     def detach(self) -> "torch.Tensor":
-        """Return a torch tensor of its own."""
+        """Return the loss as a new torch tensor."""
         return to_tensor(self.array).clone()
 
     def backward(self) -> None:
-        """Refuse: the step has gone back already.
+        """Raise, because the step includes the backward pass.
 
         Raises:
             TPUValidationError: Always.
@@ -67,20 +66,20 @@ class StepLoss:
             "loss.backward() and optimizer.step()."
         )
 
-    def __format__(self, how: str) -> str:
-        return format(self.item(), how)
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
 
     def __repr__(self) -> str:
         return f"StepLoss({self.item():.6g})"
 
 
 class FusedStep:
-    """One training step of a prepared module, compiled once for each shape of a batch.
+    """One training step of a prepared module, compiled once per batch shape.
 
     Parameters, buffers and optimizer state stay on the device between steps. Reading the module
-    (`parameters()`, `state_dict()`, an attribute) brings them back; so does `sync()`, which also
-    fills the torch optimizer's own state. Of several processes, each gives the whole batch and
-    computes its part; they read the module together.
+    (`parameters()`, `state_dict()`, an attribute) copies them back; so does `sync()`, which also
+    fills the torch optimizer's state. In a job of several processes each passes the full batch and
+    computes its share; all must read the module together.
 
     Example:
         >>> step = backend.train_step(model, nn.functional.cross_entropy, optimizer)
@@ -122,15 +121,16 @@ class FusedStep:
         self._compiled: dict[Any, _Compiled] = {}
 
     def __call__(self, inputs: TorchInputs, targets: TorchInputs | None = None) -> StepLoss:
-        """Make one step.
+        """Take one step.
 
         Args:
             inputs: A tensor, a tuple of positional arguments, or a dict of keywords.
-            targets: What the loss compares the outputs with, a tensor or a tree of them; None
-                where the model's own output is, or has, the loss.
+            targets: Targets of the loss, a tensor or a tree of tensors; None if the model's output
+                is or contains the loss.
         """
         arrays, nesting = flat_batch((inputs, targets))
-        key = (nesting, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
+        shapes = tuple((name, array.shape, str(array.dtype)) for name, array in arrays.items())
+        key = (nesting, shapes)
         if key not in self._compiled:
             self._compiled[key] = self._compile(arrays, nesting)
         compiled = self._compiled[key]
@@ -142,24 +142,26 @@ class FusedStep:
             state = replace(state, opt_state=moved)
             self._rates = rates
         self._state, metrics = compiled.step(state, compiled.placed(arrays))
-        self._link.newer = self._bring
+        self._link.newer = self._write_back
         self._started(metrics["loss"])
         return StepLoss(metrics["loss"])
 
     def sync(self) -> None:
-        """Bring parameters, buffers and the optimizer's state into torch's own objects."""
+        """Copy parameters, buffers and optimizer state to the torch objects."""
         self._link.pull()
 
     @property
     def work(self) -> Workload | None:
-        """The step as everything else here sees it; None before the first batch."""
-        found = list(self._compiled.values())
-        return found[-1].work if found else None
+        """The step as a `Workload`; None before the first batch."""
+        compiled = list(self._compiled.values())
+        return compiled[-1].work if compiled else None
 
     def _compile(self, arrays: Mapping[str, Any], nesting: Nesting) -> "_Compiled":
-        """Trace and compile the step for one shape of batch."""
-        self._explain(arrays)
-        shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in arrays.items()}
+        """Trace and compile the step for one batch shape."""
+        self._log_compile(arrays)
+        shapes = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()
+        }
         model = TorchModel(self._module, self._forward(nesting))
         work = self._without_unreached(Workload(model, batch=shapes, **self._options))
         jitted = work.jit_train_step(self.mesh)
@@ -169,7 +171,7 @@ class FusedStep:
         return _Compiled(work, program, work.shardings(self.mesh).batch)
 
     def _without_unreached(self, work: Workload) -> Workload:
-        """Return the step with parameters left alone that its loss does not depend on."""
+        """Return the step with an optimizer that skips parameters the loss does not depend on."""
         if not self._knows_reached:
             own = self._optimizer
             self._optimizer = map_optimizer(own.optimizer, self._module, reached_by_loss(work))
@@ -177,16 +179,16 @@ class FusedStep:
             self._knows_reached = True
         return work.replace(optimizer=self._options["optimizer"])
 
-    def _explain(self, arrays: Mapping[str, Any]) -> None:
-        """Say which shape made another compile necessary."""
-        now = {name: (tuple(one.shape), str(one.dtype)) for name, one in arrays.items()}
+    def _log_compile(self, arrays: Mapping[str, Any]) -> None:
+        """Log the compile, and which shape changed since the last one."""
+        now = {name: (tuple(array.shape), str(array.dtype)) for name, array in arrays.items()}
         if self._compiled:
             _, shapes = [*self._compiled][-1]
             before = {name: (tuple(shape), dtype) for name, shape, dtype in shapes}
             changed = [
-                f"{name} from {before.get(name)} to {one}"
-                for name, one in now.items()
-                if before.get(name) != one
+                f"{name} from {before.get(name)} to {shape}"
+                for name, shape in now.items()
+                if before.get(name) != shape
             ]
             logger.warning("recompile step: %s", "; ".join(changed) or "another structure")
         else:
@@ -195,7 +197,7 @@ class FusedStep:
     def _forward(self, nesting: Nesting) -> Callable[[Any, Mapping[str, Any]], Any]:
         loss = self._loss
 
-        def forward(module: Any, batch: Mapping[str, Any]) -> Any:
+        def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> Any:
             inputs, targets = nested_batch(batch, nesting)
             if isinstance(inputs, Mapping):
                 outputs = module(**inputs)
@@ -206,8 +208,9 @@ class FusedStep:
             value = getattr(outputs, "loss", outputs)
             if getattr(value, "ndim", None) != 0:
                 raise TPUModelError(
-                    f"{type(module).__name__} gives no scalar loss by itself; pass loss_fn="
-                    "(outputs, targets) -> loss, or give a Hugging Face model its labels."
+                    f"{type(module).__name__} returns no scalar loss; pass loss_fn=(outputs, "
+                    "targets) "
+                    "-> loss, or give a Hugging Face model its labels."
                 )
             return value
 
@@ -221,21 +224,21 @@ class FusedStep:
         self._rates = self._optimizer.learning_rates()
         return replace(fresh, opt_state=opt_state)
 
-    def _bring(self) -> None:
-        """Write the device's values into the module and the optimizer."""
+    def _write_back(self) -> None:
+        """Copy the device's values to the module and the optimizer."""
         state = self._state
         if state is None:
             return
-        if jax.process_count() > 1:  # each holds its shards alone: all have to read at once
+        if jax.process_count() > 1:  # each process has only its shards, so all must read together
             agree("reading a module after fused steps", timeout_s=DEFAULT_TIMEOUT_S)
         ModuleState.of(self._module).write(state.params, state.model_state)
         self._optimizer.store(state.opt_state)
-        # The module is the truth from here on: whoever changes it now changes the next step.
+        # From here on the module has the current values: a change to it affects the next step.
         self._state = None
 
 
 def reached_by_loss(work: Workload) -> set[str]:
-    """Return the paths of parameters that the loss of a step depends on."""
+    """Return the paths of the parameters that a step's loss depends on."""
     shapes = work.state_shapes()
 
     def loss(params: dict[str, Any], model_state: Any, batch: Any) -> Any:
@@ -244,24 +247,24 @@ def reached_by_loss(work: Workload) -> set[str]:
         return work.adapter.apply(variables, batch, rng=key, execution=work.execution).outputs
 
     traced = jax.make_jaxpr(loss)(shapes.params, shapes.model_state, work.batch_shapes()).jaxpr
-    needed = {one for one in traced.outvars if isinstance(one, Var)}
+    needed = {var for var in traced.outvars if isinstance(var, Var)}
     for equation in reversed(traced.eqns):
         if not needed.isdisjoint(equation.outvars) and equation.primitive.name != "stop_gradient":
-            needed.update(one for one in equation.invars if isinstance(one, Var))
-    paths = sorted(shapes.params)  # the order in which jax takes a dict apart
-    return {path for path, one in zip(paths, traced.invars, strict=False) if one in needed}
+            needed.update(var for var in equation.invars if isinstance(var, Var))
+    paths = sorted(shapes.params)  # jax flattens a dict in this order
+    return {path for path, var in zip(paths, traced.invars, strict=False) if var in needed}
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """The step for one shape of batch, and where its batch lies."""
+    """The step for one batch shape, and the shardings of its batch."""
 
     work: Workload
     step: Any
     shardings: dict[str, Any]
 
     def placed(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Move a batch that every process holds whole to its shards."""
+        """Shard a batch that every process has in full."""
         if jax.process_count() > 1:
             return self.work.put_batch(next(iter(self.shardings.values())).mesh, arrays)
         return jax.device_put(dict(arrays), self.shardings)

@@ -1,4 +1,4 @@
-"""What a person should know about a module before it becomes a program."""
+"""Checks and warnings before a module becomes a program."""
 
 import logging
 from typing import Any
@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_is_module(model: Any, *, what: str) -> None:
-    """Refuse what is no instance of `nn.Module`.
+    """Refuse anything but an instance of `nn.Module`.
 
     Raises:
-        TPUValidationError: It is a class, or something else.
+        TPUValidationError: It is a class, or not a module.
     """
     import torch
 
@@ -21,11 +21,13 @@ def check_is_module(model: Any, *, what: str) -> None:
         return
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         raise TPUValidationError(f"{what} got the class {model.__name__}; pass an instance of it.")
-    raise TPUValidationError(f"{what} takes an nn.Module, not {type(model).__name__}.")
+    raise TPUValidationError(
+        f"{what} expects an nn.Module, got {type(model).__name__}; pass a module."
+    )
 
 
 def notes_on(module: Any) -> list[str]:
-    """Return what will be different from plain torch, each as a sentence."""
+    """Return the differences from plain torch, each as a sentence."""
     import torch
 
     nn = torch.nn
@@ -34,12 +36,13 @@ def notes_on(module: Any) -> list[str]:
     narrowed = state.narrowed()
     if narrowed:
         notes.append(
-            f"{_some(narrowed)}: float64 is narrowed to float32, all that the device has; use "
-            "model.float() to say so yourself."
+            f"{_some(narrowed)}: float64 becomes float32, the widest format of the device; call "
+            "model.float() to avoid this warning."
         )
     if not state.has_values:
         notes.append(
-            "the module is on torch's meta device and has no values: it can be checked, not run."
+            "the module is on torch's meta device and has no values, so it can be checked but not "
+            "run."
         )
     for name, inner in module.named_modules():
         own = name or type(module).__name__
@@ -47,18 +50,19 @@ def notes_on(module: Any) -> list[str]:
             notes.append(f"{own}: sparse gradients become dense ones.")
         if isinstance(inner, nn.Embedding) and inner.max_norm is not None:
             notes.append(
-                f"{own}: max_norm writes to the table in its forward; it runs in plain torch."
+                f"{own}: max_norm changes the table in the forward, so it runs in plain torch."
             )
         if isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
             notes.append(
-                f"{own}: {type(inner).__name__} splits by itself; pass the module inside it, and a "
-                "mesh splits it."
+                f"{own}: {type(inner).__name__} distributes the work itself; pass the module "
+                "inside "
+                "it, and a mesh to distribute it."
             )
     return notes
 
 
 def report(notes: list[str], *, strict: bool) -> None:
-    """Log notes as warnings; under strict validation refuse.
+    """Log notes as warnings, or raise them under strict validation.
 
     Raises:
         TPUValidationError: There are notes, and validation is strict.

@@ -1,4 +1,4 @@
-"""From this process's rows of a batch to global arrays on a mesh, with the waiting measured."""
+"""Batches on a mesh: global arrays, made of the rows that each process loads."""
 
 import contextlib
 import itertools
@@ -17,10 +17,10 @@ HostBatch = Mapping[str, np.ndarray]
 
 
 def data_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
-    """Which share of a batch's rows this process has to load: (index, number of shares).
+    """Return which share of a batch's rows this process loads: (index, number of shares).
 
-    Processes that hold the same rows (tensor parallelism across hosts) load the same share. Where
-    a process's rows are not one even block, every process loads the whole batch: (0, 1).
+    Processes with the same rows (tensor parallelism across hosts) load the same share. If the
+    rows of a process are not one block of equal size, every process loads all rows: (0, 1).
     """
     blocks: dict[int, set[tuple[int, int]]] = {}
     for device, index in sharding.devices_indices_map((rows,)).items():
@@ -28,7 +28,7 @@ def data_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
         blocks.setdefault(device.process_index, set()).add(span)
     spans = {process: _one_block(parts) for process, parts in blocks.items()}
     shares = sorted({span for span in spans.values() if span is not None})
-    edges = [place * rows // max(1, len(shares)) for place in range(len(shares) + 1)]
+    edges = [index * rows // max(1, len(shares)) for index in range(len(shares) + 1)]
     if None in spans.values() or shares != list(itertools.pairwise(edges)):
         return 0, 1
     own = spans[jax.process_index()]
@@ -37,7 +37,7 @@ def data_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
 
 
 def _one_block(parts: set[tuple[int, int]]) -> tuple[int, int] | None:
-    """The rows as one span, or None when there are gaps."""
+    """Return the rows as one span, or None if there are gaps."""
     ordered = sorted(parts)
     for (_, stop), (start, _) in itertools.pairwise(ordered):
         if stop != start:
@@ -46,12 +46,12 @@ def _one_block(parts: set[tuple[int, int]]) -> tuple[int, int] | None:
 
 
 class BatchSource:
-    """Batches on the mesh, one after another, and how long the devices waited for them.
+    """Draws batches and places them on the mesh; `waited_s` is the time spent waiting for data.
 
     Args:
         stream: This process's rows of every batch.
-        shardings: Where each entry goes.
-        share: (index, number of shares) as `data_share` gave it.
+        shardings: The sharding of each batch entry.
+        share: (index, number of shares) from `data_share`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchSource:
                 self._seen = before, next(self._stream)
 
     def draw(self) -> dict[str, np.ndarray]:
-        """This process's rows of the next batch; StopIteration at the end of the data."""
+        """Return this process's rows of the next batch; StopIteration at the end of the data."""
         if self._seen is not None:
             (_, batch), self._seen = self._seen, None
             return batch
@@ -80,8 +80,8 @@ class BatchSource:
             self.waited_s += time.perf_counter() - began
 
     def place(self, batch: HostBatch) -> dict[str, jax.Array]:
-        """The whole batch as global arrays, of which every process gives its part."""
-        shardings = {name: self._place_of(name) for name in batch}
+        """Return the batch as global arrays; every process contributes its rows."""
+        shardings = {name: self._sharding(name) for name in batch}
         narrow = {
             name: rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
             for name, rows in batch.items()
@@ -91,11 +91,11 @@ class BatchSource:
         return {name: self._global(rows, shardings[name]) for name, rows in narrow.items()}
 
     def state(self) -> dict[str, Any]:
-        """Where the data stand after the last batch drawn."""
+        """Return the position in the data after the last batch that was drawn."""
         return self._stream.state() if self._seen is None else self._seen[0]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back, or ahead, to where `state` was taken."""
+        """Move to the position that `state()` returned."""
         self._seen = None
         self._stream.restore(state)
 
@@ -103,46 +103,46 @@ class BatchSource:
         """Stop reading ahead."""
         self._stream.close()
 
-    def _place_of(self, name: str) -> NamedSharding:
-        # An entry nobody knows goes where the others go; the check of the step then names it.
+    def _sharding(self, name: str) -> NamedSharding:
+        # An unknown entry is placed like the others; the step's check then names it.
         return self._shardings.get(name) or next(iter(self._shardings.values()))
 
-    def _global(self, rows: np.ndarray, place: NamedSharding) -> jax.Array:
-        index, count = self._share
+    def _global(self, rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        number, count = self._share
         shape = (rows.shape[0] * count, *rows.shape[1:])
-        first = rows.shape[0] * index
+        first = rows.shape[0] * number
 
-        def part(wanted: tuple[slice, ...] | None) -> np.ndarray:
-            assert wanted is not None  # jax asks with an index wherever there are shards
-            start, stop, _ = wanted[0].indices(shape[0])
-            return rows[(slice(start - first, stop - first), *wanted[1:])]
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # jax passes an index for every shard
+            start, stop, _ = index[0].indices(shape[0])
+            return rows[(slice(start - first, stop - first), *index[1:])]
 
-        return jax.make_array_from_callback(shape, place, part)
+        return jax.make_array_from_callback(shape, sharding, shard)
 
 
 def look_ahead(source: Any) -> tuple[dict[str, jax.ShapeDtypeStruct], Any]:
-    """The shapes of an iterable's batches, and the iterable as it was before looking."""
+    """Return the shapes of an iterable's batches, and the iterable with its first batch."""
     from .data.iterated import as_batch
 
     name = f"a {type(source).__name__}"
     if callable(source):
-        first, whole = _first(cast("Iterable[Any]", source()), name), source
+        first, batches = _first(cast("Iterable[Any]", source()), name), source
     elif iter(source) is not source:
-        first, whole = _first(source, name), source
+        first, batches = _first(source, name), source
     else:
-        first, whole = _first_and_rest(source, name)
+        first, batches = _first_and_rest(source, name)
     batch = as_batch(first, name)
     shapes = {
         key: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
         for key, value in batch.items()
     }
-    return shapes, whole
+    return shapes, batches
 
 
 def _first(source: Iterable[Any], name: str) -> Any:
     for element in source:
         return element
-    raise TPUValidationError(f"{name} is empty; give one that yields batches.")
+    raise TPUValidationError(f"{name} yields no batch; expected at least one.")
 
 
 def _first_and_rest(source: Any, name: str) -> tuple[Any, Any]:

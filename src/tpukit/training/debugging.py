@@ -1,9 +1,8 @@
-"""What goes wrong inside a step: jax's errors explained, and debugging mode, which checks values.
+"""jax's errors in a step, explained; and debugging mode, which checks every value.
 
-In debugging mode there is no jit, and jax checks each operation's result for NaN. Its own check for
-Inf cannot be used on a whole step: `jnp.max` begins with -inf, and so does every softmax. So Inf is
-looked for in what a step leaves behind, by name; one that spoils anything on the way there has
-become a NaN.
+In debugging mode there is no jit, and jax checks each operation's result for NaN. Its check for Inf
+would fail on good steps, because `jnp.max` begins with -inf, and so does every softmax. So only the
+results of a step are checked for Inf; an Inf that does harm before that has become a NaN.
 """
 
 import logging
@@ -11,45 +10,45 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import TPUDistributedError, TPUOutOfMemoryError, XLARuntimeError
+from ..annotations import PyTree
+from ..errors import OUT_OF_MEMORY_ADVICE, TPUDistributedError, TPUOutOfMemoryError, XLARuntimeError
 from ..parallel.sharding.trees import join_path
 
 _PEER_LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "coordination")
 
 
 def is_debugging() -> bool:
-    """Whether `config.enable_debugging_mode()` is on."""
+    """Return whether `config.enable_debugging_mode()` is on."""
     return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]  made at run time
 
 
 @contextmanager
 def only_nans_inside() -> Generator[None]:
-    """Let operations inside the block make an Inf; a NaN still raises."""
+    """Allow Inf as a result of operations in the block; a NaN still raises."""
     with jax.debug_infs(False):
         yield
 
 
-def refuse_infs(tree: Any, *, name: str) -> None:
-    """Name the first leaf that holds an Inf.
+def refuse_infs(tree: PyTree, *, name: str) -> None:
+    """Check a tree of arrays for Inf.
 
     Raises:
-        FloatingPointError: One does.
+        FloatingPointError: A leaf contains an Inf; the message names the leaf.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        # On the host: an operation that meets an Inf here would be the one that is blamed.
+        # On the host, because jax would blame an operation here for the Inf.
         parts = (np.asarray(shard.data) for shard in leaf.addressable_shards)
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and any(np.isinf(part).any() for part in parts):
             raise FloatingPointError(f"invalid value (inf) in {name} {join_path(path)}".rstrip())
 
 
 def place_of(error: BaseException) -> str | None:
-    """The last line of code before jax's own that an error came through."""
+    """Return the last line of code outside jax in an error's traceback."""
     inside = f"{Path(jax.__file__).parent}/"
     frames = [
         frame
@@ -64,7 +63,7 @@ def place_of(error: BaseException) -> str | None:
 
 @contextmanager
 def compile_log(path: Path) -> Generator[None]:
-    """Keep jax's log of compiles in a file: without jit every operation is one, on the terminal."""
+    """Write jax's log of compiles to a file: without jit every operation is compiled."""
     logger = logging.getLogger("jax")
     before = logger.propagate, logger.handlers[:]
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -82,8 +81,8 @@ def explained(what: str) -> Generator[None]:
     """Turn jax's errors inside the block into tpukit's.
 
     Raises:
-        TPUOutOfMemoryError: The devices have not enough memory.
-        TPUDistributedError: Another process is gone.
+        TPUOutOfMemoryError: The devices do not have enough memory.
+        TPUDistributedError: Another process has ended.
         XLARuntimeError: A NaN or Inf was found (debugging mode), or the program failed.
     """
     try:
@@ -100,12 +99,12 @@ def explained(what: str) -> Generator[None]:
         first = str(error).strip().splitlines()[0]
         if "RESOURCE_EXHAUSTED" in first:
             raise TPUOutOfMemoryError(
-                f"{what} does not fit: {first}. Use a smaller batch, more microbatches or "
-                "remat='full'; `tpukit check` says what takes the memory."
+                f"{what} does not fit: {first}; {OUT_OF_MEMORY_ADVICE}. `tpukit check` lists the "
+                "largest buffers."
             ) from error
         if any(sign in first for sign in _PEER_LOST):
             raise TPUDistributedError(
-                f"{what}: another process is gone ({first}). Start all of them again; training "
-                "goes on from the newest checkpoint."
+                f"{what}: another process has ended ({first}). Start all of them again; training "
+                "resumes from the newest checkpoint."
             ) from error
         raise XLARuntimeError(f"{what} failed: {first}") from error

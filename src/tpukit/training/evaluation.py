@@ -1,18 +1,17 @@
-"""The loss on data that is not trained on: the same batches every time."""
+"""The loss on held-out data, over the same batches every time."""
 
 import math
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..annotations import AnyMesh
+from ..annotations import AnyMesh, PyTree
 from ..errors import TPUValidationError
 from ..frameworks import model_name
 from ..models.adapters import Variables
-from ..models.loss.loss import Batch, WeightedLoss
+from ..models.loss import Batch, WeightedLoss
 from ..runtime.user_code import errors_in_trace
 from ..shown import Shown
 from ..step.parts import TrainState, weighted_loss
@@ -29,9 +28,9 @@ class Evaluation(Shown):
     """One pass over the evaluation batches (origin: measured).
 
     Attributes:
-        step: Steps trained before.
-        loss: Mean over everything that counts; no z-loss, no router penalty.
-        weight: How much counted: tokens, for a language model.
+        step: Steps trained before the evaluation.
+        loss: Weighted mean, without z-loss and router penalty.
+        weight: Sum of the weights; for a language model, the number of tokens.
     """
 
     step: int
@@ -39,15 +38,13 @@ class Evaluation(Shown):
     weight: float
     batches: int
     seconds: float
+    origin = "measured"
+    _facts = ("step", "loss", "weight", "batches", "seconds", "perplexity", "origin")
 
     @property
     def perplexity(self) -> float | None:
-        """exp(loss), or None where that is no number."""
+        """exp(loss), or None if that overflows."""
         return math.exp(self.loss) if self.loss < 700 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "perplexity": self.perplexity, "origin": "measured"}
 
     def __str__(self) -> str:
         perplexity = "" if self.perplexity is None else f", perplexity {self.perplexity:.2f}"
@@ -57,16 +54,16 @@ class Evaluation(Shown):
         )
 
 
-def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
-    """(params, model_state, batch) -> the sum of losses and its weight, compiled for `mesh`.
+def jit_eval_step(work: Workload, mesh: AnyMesh) -> jax.stages.Wrapped:
+    """Return a jitted (params, model_state, batch) -> `WeightedLoss` for `mesh`.
 
-    No z-loss and no router penalty: those are for training. Layers that a pipeline spreads over
-    stages are used one after the other, each gathered when its turn comes.
+    z-loss and router penalty are left out, because they are for training. The layers of pipeline
+    stages run one after the other, each gathered before its turn.
     """
     shardings, layout = work.shardings(mesh), work.layout(mesh)
     execution = work.execution_on(mesh).replace(z_loss=0.0)
 
-    def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
+    def loss(params: PyTree, model_state: PyTree, batch: Batch) -> WeightedLoss:
         with layout.activation_rules(), errors_in_trace(model_name(work.model)):
             batch = in_ring_order(batch, execution.zigzag)
             applied = work.adapter.apply(
@@ -85,35 +82,41 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
 
 
 class Evaluator:
-    """Evaluates a state on the first batches of some data, from the start every time."""
+    """Evaluates a state on the first batches of its data, from the start every time."""
 
     def __init__(
-        self, work: Workload, mesh: Any, data: TokenData, *, batches: int, share: tuple[int, int]
+        self,
+        work: Workload,
+        mesh: AnyMesh,
+        data: TokenData,
+        *,
+        batches: int,
+        share: tuple[int, int],
     ) -> None:
         self._data, self._batches, self._share = data, batches, share
         self._places = work.shardings(mesh).batch
         self._step = jit_eval_step(work, mesh)
         self._work, self._mesh = work, mesh
-        self._compiled: Any = None
+        self._compiled: jax.stages.Compiled | None = None
 
     def compile(self) -> None:
-        """Compile ahead of the first evaluation."""
+        """Compile the evaluation, unless that is done or debugging is on."""
         if self._compiled is None and not is_debugging():
             state, batch = self._work.abstract_args(self._mesh)
             lowered = self._step.lower(state.params, state.model_state, batch)
             self._compiled = lowered.compile(compiler_options=compiler_options())
 
     def run(self, state: TrainState, *, step: int) -> Evaluation:
-        """The loss of `state`.
+        """Return the loss of `state`.
 
         Raises:
-            TPUValidationError: The data hold no batch.
+            TPUValidationError: The data are less than one batch.
         """
         self.compile()
         program = self._compiled or self._step
         began = time.perf_counter()
         source = BatchSource(self._data.stream(), self._places, self._share)
-        sums: list[Any] = []
+        sums: list[WeightedLoss] = []
         try:
             for _ in range(self._batches):
                 batch = source.place(source.draw())
@@ -122,17 +125,17 @@ class Evaluator:
         except StopIteration:
             if not sums:
                 raise TPUValidationError(
-                    "the evaluation data hold less than one batch; give more, or a smaller batch."
+                    "the evaluation data are less than one batch; give more, or a smaller batch."
                 ) from None
         finally:
             source.close()
-        found = jax.device_get(sums)
-        weight = float(sum(float(one.weight) for one in found))
-        total = float(sum(float(one.total) for one in found))
+        losses = jax.device_get(sums)
+        weight = float(sum(float(loss.weight) for loss in losses))
+        total = float(sum(float(loss.total) for loss in losses))
         return Evaluation(
             step=step,
             loss=total / weight if weight else math.nan,
             weight=weight,
-            batches=len(found),
+            batches=len(losses),
             seconds=time.perf_counter() - began,
         )

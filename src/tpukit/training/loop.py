@@ -1,29 +1,33 @@
-"""The training loop: dispatch ahead, look back one step, and never make the device wait.
+"""The training loop, which dispatches one step ahead so that the device never waits.
 
-A step's metrics are read when the next one is already on its way, so the device always has
-something to do; what is decided from them (a rollback, a stop) comes one step late, and costs
-nothing when nothing is wrong. Checkpoints and evaluations wait for the steps before them.
+A step's metrics are read when the next step is already dispatched. So a decision from them (a
+rollback, a stop) comes one step late, and costs nothing when the loss is good. Checkpoints and
+evaluations wait for the steps before them.
 """
 
 import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from ..errors import TPUStorageError, TrainingDiverged
-from ..records.attempt_recorder import AttemptRecorder
-from ..records.hooks import TrainingHook
-from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
-from ..records.progress import ProgressView
+from ..records.names import (
+    EXAMPLES_RATE,
+    INPUT_STALL,
+    LEARNING_RATE,
+    MFU,
+    STEP,
+    STEP_TIME,
+    TIME,
+    TOKENS_RATE,
+)
 from ..records.reporting import report_step
-from ..records.throughput import Throughput
-from ..step.optimizer.spec import LearningRate
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .debugging import explained
@@ -31,49 +35,17 @@ from .evaluation import Evaluation, Evaluator
 from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
 from .recompile import StepProgram
 from .result import Stopped
-from .run_directory import RunDirectory
-from .save_times import SaveTimes
-from .saver import Saver
-from .state_keeper import StateKeeper
+from .saving import SaveTimes, StateSaver
+
+if TYPE_CHECKING:
+    from .session import Session
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopSettings:
-    """When the loop does what; 0 is never."""
-
-    total_steps: int
-    save_times: SaveTimes
-    eval_every: int
-    log_every: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopParts:
-    """What a loop works with; those that are None are not asked for."""
-
-    program: StepProgram
-    source: BatchSource
-    run: RunDirectory
-    ledger: Ledger
-    recorder: AttemptRecorder
-    throughput: Throughput
-    progress: ProgressView
-    notice: PreemptionGuard
-    keeper: StateKeeper | None = None
-    saver: Saver | None = None
-    metrics: MetricsFile | None = None
-    evaluator: Evaluator | None = None
-    guard: LossGuard | None = None
-    watchdog: HangWatchdog | None = None
-    learning_rate: LearningRate | None = None
-    hooks: Sequence[TrainingHook] = ()
-
-
 @dataclass(frozen=True)
 class _Dispatched:
-    """A step that is on its way."""
+    """A step that was dispatched to the device and not read yet."""
 
     step: int
     metrics: dict[str, Any]
@@ -84,16 +56,24 @@ class _Dispatched:
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has finished it."""
+        """Whether the device has finished the step."""
         return self.metrics["loss"].is_ready()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainingLoop:
-    """Steps from `step` to the end, with everything that happens between them."""
+    """Takes the steps of an open run from `step` on; parts that are None are left out."""
 
-    parts: LoopParts
-    settings: LoopSettings
+    session: "Session"
+    program: StepProgram
+    source: BatchSource
+    notice: PreemptionGuard
+    saver: StateSaver | None
+    save_times: SaveTimes
+    metrics: MetricsFile | None
+    evaluator: Evaluator | None
+    guard: LossGuard | None
+    watchdog: HangWatchdog | None
     state: TrainState
     step: int
     losses: dict[int, float] = field(default_factory=dict[int, float])
@@ -104,7 +84,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self._pending: deque[_Dispatched] = deque()
         self._evaluated_at = -1
-        self._checkpoint_s = 0.0  # of the save since the last step, if there was one
+        self._checkpoint_s = 0.0  # spent on a save since the last step
 
     def run(self) -> Stopped:
         """Train until all steps are taken, the data end, or a signal comes.
@@ -112,39 +92,38 @@ class TrainingLoop:
         Raises:
             TrainingDiverged: The loss went bad and the policy is to stop.
         """
-        parts, total = self.parts, self.settings.total_steps
-        parts.ledger.mark()
+        total = self.session.prepared.total_steps
+        self.session.ledger.mark()
         while True:
             while self.step < total:
-                if parts.notice.should_stop(self.step):
+                if self.notice.should_stop(self.step):
                     return self._finish("preempted")
                 if not self._dispatch():
                     return self._finish("data ended")
-                self._settle(leave=parts.program.ahead)
+                self._settle(leave=self.program.ahead)
                 self._between_steps()
             self._settle(leave=0)
             if self.step >= total:  # the last steps were not rolled back
                 return self._finish("done")
 
     def _dispatch(self) -> bool:
-        """Put the next step on its way; False when there is no more data."""
-        parts = self.parts
+        """Dispatch the next step; return False when the data have ended."""
         began = time.perf_counter()
         try:
-            rows = parts.source.draw()
+            rows = self.source.draw()
         except StopIteration:
             return False
         drawn = time.perf_counter()
         waited = drawn - began
-        # Waiting matters only if the device has finished all it was given.
+        # The device stalls only if it has finished every dispatched step.
         idle = not self._pending or self._pending[-1].is_done
-        batch = parts.source.place(rows)
-        changes = len(parts.program.changes)
-        parts.program.check(batch)
-        for change in parts.program.changes[changes:]:
-            parts.recorder.happened("recompiled", change=str(change))
+        batch = self.source.place(rows)
+        changes = len(self.program.changes)
+        self.program.check(batch)
+        for change in self.program.changes[changes:]:
+            self.session.recorder.happened("recompiled", change=str(change))
         with explained(f"step {self.step + 1}"):
-            self.state, metrics = parts.program(self.state, batch)
+            self.state, metrics = self.program(self.state, batch)
         self.step += 1
         self._pending.append(
             _Dispatched(
@@ -160,81 +139,80 @@ class TrainingLoop:
         return True
 
     def _settle(self, *, leave: int) -> None:
-        """Look at the steps that are done, all but the last `leave`."""
+        """Read the metrics of dispatched steps, all but the last `leave`."""
         while len(self._pending) > leave:
             done = self._pending.popleft()
             with explained(f"step {done.step}"):
                 values = {
                     name: float(value) for name, value in jax.device_get(done.metrics).items()
                 }
-            took = self.parts.ledger.completed(done.step, stalled_s=done.stalled_s)
-            self.parts.recorder.stepped(
+            step_s = self.session.ledger.completed(done.step, stalled_s=done.stalled_s)
+            self.session.recorder.stepped(
                 done.step,
-                step_time_s=took,
+                step_time_s=step_s,
                 input_s=done.input_s,
                 input_stall_s=done.stalled_s,
                 checkpoint_s=done.checkpoint_s,
                 dispatch_s=done.dispatch_s,
             )
-            if self.parts.watchdog is not None:
-                self.parts.watchdog.beat()
+            if self.watchdog is not None:
+                self.watchdog.beat()
             if jax.process_index() == 0:
                 report_step(done.step, values["loss"])
-            self.losses[done.step], self.step_times_s[done.step] = values["loss"], took
-            self._record(done.step, values, took, done.stalled_s)
+            self.losses[done.step], self.step_times_s[done.step] = values["loss"], step_s
+            self._record(done.step, values, step_s, done.stalled_s)
             self._judge(done.step, values)
 
     def _record(
-        self, step: int, values: Mapping[str, float], took: float, stalled_s: float
+        self, step: int, values: Mapping[str, float], step_s: float, stalled_s: float
     ) -> None:
-        parts = self.parts
-        if step % self.settings.log_every and step != self.settings.total_steps:
+        prepared = self.session.prepared
+        if step % self.session.settings.log_every and step != prepared.total_steps:
             return
-        rate = parts.learning_rate
+        rate = prepared.learning_rate
         record: dict[str, Any] = {
-            "step": step,
+            STEP: step,
             **values,
-            "learning_rate": None if rate is None else float(rate(step - 1)),
-            "step_time_s": took,
-            "input_stall_s": stalled_s,
-            "tokens_per_s_per_chip": parts.throughput.tokens_per_s_per_chip(took),
-            "mfu": parts.throughput.mfu(took),
-            "time": time.time(),
+            LEARNING_RATE: None if rate is None else float(rate(step - 1)),
+            STEP_TIME: step_s,
+            INPUT_STALL: stalled_s,
+            TOKENS_RATE: prepared.throughput.tokens_per_s_per_chip(step_s),
+            MFU: prepared.throughput.mfu(step_s),
+            TIME: time.time(),
         }
-        examples = parts.throughput.examples_per_s_per_chip(took)
+        examples = prepared.throughput.examples_per_s_per_chip(step_s)
         if examples is not None:
-            record["examples_per_s_per_chip"] = examples
+            record[EXAMPLES_RATE] = examples
         self._write(record)
-        parts.progress.update(record, goodput=parts.ledger.goodput().share)
+        self.session.progress.update(record, goodput=self.session.ledger.goodput().share)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        if self.parts.metrics is not None:
-            self.parts.metrics.write(record)
-        for hook in self.parts.hooks:
+        if self.metrics is not None:
+            self.metrics.write(record)
+        for hook in self.session.hooks:
             try:
                 hook.on_record(record)
-            except OSError as error:  # a disk that is full costs what is shown, never the run
+            except OSError as error:  # a full disk must not end the run
                 logger.warning("%s could not write: %s", type(hook).__name__, error)
 
     def _judge(self, step: int, values: Mapping[str, float]) -> None:
-        if self.parts.guard is None:
+        if self.guard is None:
             return
-        decision = self.parts.guard.observe(step, values["loss"], values.get("grad_norm"))
+        decision = self.guard.observe(step, values["loss"], values.get("grad_norm"))
         if not decision.is_bad:
             return
-        self._say(f"step {step}: {decision.action}, because {decision.reason}")
+        self._report(f"step {step}: {decision.action}, because {decision.reason}")
         if decision.action == "stop":
-            raise TrainingDiverged(self._how_to_go_on(decision))
+            raise TrainingDiverged(self._how_to_continue(decision))
         if decision.action == "rollback":
             self._roll_back(decision)
 
     def _roll_back(self, decision: Decision) -> None:
-        """Restore the newest checkpoint; the data go on, so the bad batches are not seen again."""
-        parts = self.parts
-        if parts.saver is not None:
-            parts.saver.settle()
-        with parts.ledger.doing("restore"):
-            restored = None if parts.keeper is None else parts.keeper.restore()
+        """Restore the newest checkpoint; the data stream goes on, past the bad batches."""
+        if self.saver is not None:
+            self.saver.settle()
+        with self.session.ledger.doing("restore"):
+            restored = None if self.saver is None else self.saver.restore()
         if restored is None:
             raise TrainingDiverged(
                 f"step {decision.step}: {decision.reason}, and there is no checkpoint to go back "
@@ -243,21 +221,21 @@ class TrainingLoop:
         self.rollbacks += 1
         self._pending.clear()
         self.state, self.step = restored.state, restored.step
-        parts.ledger.roll_back(self.step)
-        parts.recorder.rolled_back(self.step)
-        for seen in (self.losses, self.step_times_s):
-            for step in [step for step in seen if step > self.step]:
-                del seen[step]
-        if parts.metrics is not None:
-            parts.metrics.roll_back(self.step)
-        self._say(f"went back to step {self.step}; the data go on where they are")
+        self.session.ledger.roll_back(self.step)
+        self.session.recorder.rolled_back(self.step)
+        for values in (self.losses, self.step_times_s):
+            for step in [step for step in values if step > self.step]:
+                del values[step]
+        if self.metrics is not None:
+            self.metrics.roll_back(self.step)
+        self._report(f"went back to step {self.step}; the data go on where they are")
 
-    def _how_to_go_on(self, decision: Decision) -> str:
-        keeper = self.parts.keeper
-        if keeper is not None:
+    def _how_to_continue(self, decision: Decision) -> str:
+        saver = self.saver
+        if saver is not None:
             with contextlib.suppress(TPUStorageError):
-                keeper.wait()
-        saved = None if keeper is None else keeper.saved_step
+                saver.wait()
+        saved = None if saver is None else saver.saved_step
         good = "no checkpoint was saved" if saved is None else f"step {saved} is saved"
         return (
             f"step {decision.step}: {decision.reason}; {good}. Lower the learning rate, or set "
@@ -265,63 +243,59 @@ class TrainingLoop:
         )
 
     def _between_steps(self) -> None:
-        evals = self.settings.eval_every
-        save = self.settings.save_times.is_due(self.step, self.step_times_s)
+        evals = self.session.settings.eval_every
+        save = self.save_times.is_due(self.step, self.step_times_s)
         evaluate = bool(evals) and self.step % evals == 0
         if not save and not evaluate:
             return
         step = self.step
         self._settle(leave=0)
         if self.step != step:
-            return  # rolled back: what was due belongs to steps that are gone
+            return  # rolled back: the due save or evaluation is of a dropped step
         if evaluate:
             self._evaluate()
         if save:
             self._save()
 
     def _evaluate(self) -> None:
-        parts = self.parts
-        if parts.evaluator is None or self._evaluated_at == self.step:
+        if self.evaluator is None or self._evaluated_at == self.step:
             return
         self._evaluated_at = self.step
-        with parts.ledger.doing("evaluate"):
-            found = parts.evaluator.run(self.state, step=self.step)
-        self.evaluations.append(found)
-        self._write({"step": self.step, "eval_loss": found.loss, "time": time.time()})
-        self._say(f"evaluation: {found}")
+        with self.session.ledger.doing("evaluate"):
+            evaluation = self.evaluator.run(self.state, step=self.step)
+        self.evaluations.append(evaluation)
+        self._write({"step": self.step, "eval_loss": evaluation.loss, "time": time.time()})
+        self._report(f"evaluation: {evaluation}")
 
     def _save(self) -> None:
-        parts = self.parts
-        # Before the first step there is nothing that the seed would not give again.
-        if parts.keeper is None or parts.saver is None or self.step in (0, parts.keeper.saved_step):
+        # The state before the first step follows from the seed alone.
+        if self.saver is None or self.step in (0, self.saver.saved_step):
             return
         began = time.perf_counter()
-        with parts.ledger.doing("checkpoint"):
-            parts.saver.save(self.step, self.state, **self._positions())
+        with self.session.ledger.doing("checkpoint"):
+            self.saver.save(self.step, self.state, **self._positions())
         self._checkpoint_s = time.perf_counter() - began
 
     def _positions(self) -> dict[str, Any]:
-        """Return where data and guard are, for whoever goes on from here."""
-        guard = {} if self.parts.guard is None else self.parts.guard.state()
-        return {"data": self.parts.source.state(), "guard": guard}
+        """Return the positions of data stream and loss guard, for a checkpoint."""
+        guard = {} if self.guard is None else self.guard.state()
+        return {"data": self.source.state(), "guard": guard}
 
     def _finish(self, reason: Stopped) -> Stopped:
         self._settle(leave=0)
-        parts = self.parts
         if reason != "preempted" and self.losses:
             self._evaluate()
-        if parts.saver is not None and self.step:
-            with parts.ledger.doing("checkpoint"):
-                parts.saver.finish(
+        if self.saver is not None and self.step:
+            with self.session.ledger.doing("checkpoint"):
+                self.saver.finish(
                     self.step,
                     self.state,
                     **self._positions(),
                     is_preempted=reason == "preempted",
-                    on_wait=lambda: parts.watchdog and parts.watchdog.beat(),
+                    on_wait=lambda: self.watchdog and self.watchdog.beat(),
                 )
         return reason
 
-    def _say(self, text: str) -> None:
-        self.parts.run.log(text)
-        self.parts.progress.note(text)
-        self.parts.recorder.happened("note", text=text)
+    def _report(self, text: str) -> None:
+        self.session.notify(text)
+        self.session.recorder.happened("note", text=text)

@@ -1,8 +1,8 @@
-"""The compiled step: compiled once before the first batch, and what a change of shape would cost.
+"""The training step, compiled once before the first batch.
 
-A step compiled ahead of time never recompiles behind anyone's back. When an argument changes its
-shape or type, the change is named, and the step is refused or, if allowed, compiled again. What the
-compiler is told depends on the platform.
+A step that is compiled ahead of time never recompiles unnoticed. When an argument changes its shape
+or dtype, the change is named, and the batch is refused or, if allowed, the step is compiled again.
+The compiler options depend on the platform.
 """
 
 import logging
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,33 @@ from ..annotations import AnyMesh, PyTree
 from ..errors import TPUValidationError
 from ..hardware.target import on_one_gpu
 from ..runtime.files import cache_folder, private_folder, refuse_shared
+from ..shown import Facts
+from ..step.parts import TrainState
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
-from .own_programs import keeping_own_programs
 
 logger = logging.getLogger(__name__)
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
-# Measured on an H200 with a 1.14 B-parameter transformer (`benchmarks/train_h200.py`): XLA's Triton
-# products cost 1 % where cuBLAS has all of them; and cutting weights out of their stack inside a
-# product keeps XLA from trying cuBLAS's algorithms for it, 2 ms of a step of 375.
+# Measured on an H200 with a 1.14 B-parameter transformer (`benchmarks/h200.py train`): XLA's Triton
+# matmuls cost 1 % where cuBLAS could do all of them. Slicing weights out of their stack inside a
+# matmul keeps XLA from trying cuBLAS's algorithms for it, which costs 2 ms of a 375 ms step.
 GPU_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_dynamic_slice_fusion": False,
 }
-# Several devices of one CPU share its threads. XLA starts collectives that do not depend on each
-# other in any order, so one device can wait in the first for a thread that another holds in the
-# second; after 40 s the process is aborted. With one thread a device keeps the program's order.
+# Several devices of one CPU share its threads. XLA starts independent collectives in any order, so
+# one device can wait in the first for a thread that another one occupies in the second; after 40 s
+# XLA aborts the process. With one thread per device they run in the program's order.
 SHARED_CPU_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArgumentChange:
-    """One argument of a compiled function that is no longer what it was compiled for."""
+class ArgumentChange(Facts):
+    """An argument whose shape or dtype differs from the one a function was compiled for."""
 
     path: str
     old: str | None
     new: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"path": self.path, "old": self.old, "new": self.new}
 
     def __str__(self) -> str:
         if self.old is None:
@@ -59,7 +57,7 @@ class ArgumentChange:
 
 
 def find_changes(old: PyTree, new: PyTree, *, name: str = "") -> list[ArgumentChange]:
-    """Every leaf whose shape or dtype differs between two trees of arrays or shapes.
+    """Return every leaf whose shape or dtype differs between two trees of arrays or shapes.
 
     Example:
         >>> [str(change) for change in find_changes({"x": old}, {"x": new}, name="batch")]
@@ -73,19 +71,19 @@ def find_changes(old: PyTree, new: PyTree, *, name: str = "") -> list[ArgumentCh
     ]
 
 
-def _leaves(tree: Any) -> dict[str, str]:
+def _leaves(tree: PyTree) -> dict[str, str]:
     return {
         jax.tree_util.keystr(path): _describe(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
 
 
-def _describe(leaf: Any) -> str:
+def _describe(leaf: jax.Array) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def options_here(planned: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compiler options for what is here: a plan's are a TPU's, and no other backend knows them."""
+    """Return the compiler options for this backend; a job's own are for TPUs only."""
     if jax.default_backend() == "tpu":
         return dict(planned) or None
     return compiler_options()
@@ -95,12 +93,12 @@ class StepProgram:
     """A workload's training step on a mesh, compiled ahead of time.
 
     In debugging mode (`config.enable_debugging_mode()`) nothing is compiled: the step runs
-    operation by operation, so that the one that makes a NaN is the one that raises.
+    operation by operation, so that the operation that makes a NaN raises.
 
     Attributes:
         compile_s: Seconds spent tracing and compiling so far (measured).
         from_cache: Whether the last compile was found in jax's persistent cache.
-        changes: Every change that led to another compile.
+        changes: Every argument change that led to another compile.
     """
 
     def __init__(
@@ -112,14 +110,14 @@ class StepProgram:
         options: Mapping[str, Any] | None = None,
         tune: Callable[[str], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Compile nothing yet.
+        """Prepare a step; `compile` compiles it.
 
         Args:
-            work: What is trained.
-            mesh: What it is trained on.
+            work: The workload to train.
+            mesh: The mesh to train it on.
             on_change: "refuse" or "allow" batches of another shape.
-            options: A plan's, for the compiler of a TPU.
-            tune: From the compiled step's text to options that make it faster, if any.
+            options: The job's options for the TPU compiler.
+            tune: Maps the compiled step's text to compiler options that make it faster.
         """
         self._work, self._mesh, self._on_change = work, mesh, on_change
         self._options, self._tune = options_here(options or {}), tune
@@ -131,15 +129,17 @@ class StepProgram:
 
     @property
     def ahead(self) -> int:
-        """Steps that may be on their way when the last one's metrics are read."""
+        """How many more steps may be dispatched before a step's metrics are read."""
         return 0 if is_debugging() else 1
 
     def compile(self) -> None:
-        """Compile for the workload's own batch."""
+        """Compile the step for the workload's batch shapes."""
         self._program(self._first)
 
-    def __call__(self, state: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, dict[str, Any]]:
-        """One step; the state's buffers are reused for the new state.
+    def __call__(
+        self, state: TrainState, batch: Mapping[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Take one step; the state's buffers are reused for the new state.
 
         Raises:
             TPUValidationError: The batch is not what the step was compiled for.
@@ -154,7 +154,7 @@ class StepProgram:
         return after, metrics
 
     def check(self, batch: Mapping[str, Any]) -> None:
-        """Refuse a batch of another shape, where that is not allowed."""
+        """Raise `TPUValidationError` for a batch of another shape, unless that is allowed."""
         signature = _signature(batch)
         if signature in self._compiled or signature == self._first:
             return
@@ -163,16 +163,16 @@ class StepProgram:
         words = "; ".join(map(str, changed))
         if self._on_change == "refuse":
             raise TPUValidationError(
-                f"The step was compiled once and {words}. Give every batch the same shape (drop "
-                "or pad the last one), or set on_recompile='allow' and pay for another compile."
+                f"The step is compiled once, but {words}. Give every batch the same shape (drop "
+                "or pad the last one), or set on_recompile='allow' to compile again."
             )
         self.changes.extend(changed)
         logger.warning("Compiling the step again: %s", words)
 
     def _program(self, signature: tuple[Any, ...]) -> Callable[..., Any]:
-        found = self._compiled.get(signature)
-        if found is not None:
-            return found
+        compiled = self._compiled.get(signature)
+        if compiled is not None:
+            return compiled
         shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in signature}
         work = self._work if signature == self._first else self._work.replace(batch=shapes)
         step = work.jit_train_step(self._mesh)
@@ -180,10 +180,10 @@ class StepProgram:
             with self._compiling():
                 lowered = step.lower(*work.abstract_args(self._mesh))
                 step = lowered.compile(compiler_options=self._options)
-            found = self._tune(step.as_text() or "") if self._tune is not None else {}
-            if found:
+            tuned = self._tune(step.as_text() or "") if self._tune is not None else {}
+            if tuned:
                 with self._compiling():
-                    step = lowered.compile(compiler_options={**(self._options or {}), **found})
+                    step = lowered.compile(compiler_options={**(self._options or {}), **tuned})
         self._compiled[signature] = step
         return step
 
@@ -205,7 +205,7 @@ def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @contextmanager
 def counting_cache_hits() -> Generator[list[str]]:
-    """Collect, while it is open, each program that jax finds in its cache on disk."""
+    """Collect the programs that jax finds in its disk cache inside the block."""
     hits: list[str] = []
 
     def note(event: str, **_: Any) -> None:
@@ -219,10 +219,35 @@ def counting_cache_hits() -> Generator[list[str]]:
         jax.monitoring.unregister_event_listener(note)
 
 
+@contextmanager
+def keeping_own_programs() -> Generator[None]:
+    """Let every process write what it compiles in the block to jax's disk cache, on CPUs.
+
+    jax lets process 0 alone write: on other platforms all processes have the same cache key, and
+    some file systems cannot cope with many writers of one file. On CPUs each process has its own
+    key, so all but the first would compile again at every restart.
+    """
+    if jax.default_backend() != "cpu" or jax.process_count() == 1:
+        yield
+        return
+    # Not public; if it is missing, the others compile again, and nothing else changes.
+    state: Any = getattr(import_module("jax._src.distributed"), "global_state", None)
+    rank = getattr(state, "process_id", 0)
+    if not rank:
+        yield
+        return
+    state.process_id = 0
+    try:
+        yield
+    finally:
+        state.process_id = rank
+
+
 def enable_compilation_cache() -> Path:
     """Keep compiled programs on disk, so that a restart does not compile again.
 
-    A folder that was set already (`JAX_COMPILATION_CACHE_DIR`) stays.
+    Returns:
+        The cache folder; one that is set already (`JAX_COMPILATION_CACHE_DIR`) stays.
     """
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -238,7 +263,7 @@ def enable_compilation_cache() -> Path:
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Options for a step's compile on what is here; None where the usual ones are best."""
+    """Return the options that compile a step best on this backend; None for the defaults."""
     if on_one_gpu():
         return dict(GPU_OPTIONS)
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:

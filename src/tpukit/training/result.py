@@ -1,4 +1,4 @@
-"""What training gave back: losses, times, where the checkpoint is and where the time went."""
+"""The result of training: losses, times, checkpoint, and where the time went."""
 
 import statistics
 from collections.abc import Mapping
@@ -9,30 +9,30 @@ from rich.table import Table
 
 from ..hardware import Figure
 from ..records.ledger import Goodput
-from ..records.throughput import Throughput
 from ..shown import Shown
 from .evaluation import Evaluation
 from .recompile import ArgumentChange
+from .throughput import Throughput
 
 Stopped = Literal["done", "preempted", "data ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(Shown):
-    """The end of one call of `train()`.
+    """The result of one call of `train()`.
 
     Attributes:
-        steps: Steps of the whole run so far, earlier calls included.
+        steps: Steps of the run so far, earlier calls included.
         first_step: The first step of this call; `losses` and `step_times_s` start there.
-        losses: One for each step, penalties and z-loss included.
-        step_times_s: From the completion of the step before; waiting for input included.
-        stopped: "done", "preempted" (a signal came: saved, run again to go on) or "data ended".
+        losses: The loss of each step, penalties and z-loss included.
+        step_times_s: Seconds since the previous step's completion; waiting for input included.
+        stopped: "done", "preempted" (by a signal: run again to continue) or "data ended".
         checkpoint_path: The newest checkpoint, or None when none was saved.
-        resumed_from: The step this call went on from, or None when it began anew.
-        compile_s: Tracing and compiling the step; `compiled_from_cache` when found on disk.
-        input_wait_s: How long the host waited for batches; devices idle meanwhile are in
-            `goodput.spent_s["input_stall"]`.
-        predicted_step_s: From an earlier `tpukit check` of the same plan, or why there is none.
+        resumed_from: The step this call resumed from, or None if it began a new run.
+        compile_s: Seconds of tracing and compiling the step.
+        input_wait_s: Seconds that the host waited for batches; the part in which devices were idle
+            is `goodput.spent_s["input_stall"]`.
+        predicted_step_s: The prediction of an earlier `tpukit check` of the same job.
         rollbacks: How often training went back to a checkpoint.
         failed_saves: Steps whose checkpoint could not be written, with the reason.
     """
@@ -58,12 +58,12 @@ class TrainingResult(Shown):
 
     @property
     def loss(self) -> float | None:
-        """The last step's, or None when no step was left to take."""
+        """The loss of the last step, or None if no step was left to take."""
         return self.losses[-1] if self.losses else None
 
     @property
     def step_time_s(self) -> Figure:
-        """The median step; the first is left out where there are others."""
+        """The median step time; the first step is left out if there are others."""
         times = self.step_times_s[1:] or self.step_times_s
         if not times:
             return Figure.missing("s", "no step was taken")
@@ -77,21 +77,23 @@ class TrainingResult(Shown):
         value = None if step.value is None else self.throughput.mfu(step.value)
         if value is None:
             return Figure.missing("", step.reason or self.throughput.no_mfu)
-        found = Figure.derived(value, "", inputs=(step, self.throughput.peak_tflops))
-        return replace(found, source=self.throughput.mfu_convention)
+        figure = Figure.derived(value, "", inputs=(step, self.throughput.peak_tflops))
+        return replace(figure, source=self.throughput.mfu_convention)
 
     @property
     def tokens_per_s_per_chip(self) -> Figure:
-        """Tokens a second and chip in the median step."""
+        """Tokens per second and chip in the median step."""
         step = self.step_time_s
         value = None if step.value is None else self.throughput.tokens_per_s_per_chip(step.value)
         if value is None:
-            return Figure.missing("tokens/s/chip", step.reason or "a batch is no set of sequences")
+            return Figure.missing(
+                "tokens/s/chip", step.reason or "the batch has no token sequences"
+            )
         return Figure.derived(value, "tokens/s/chip", inputs=(step,))
 
     @property
     def examples_per_s_per_chip(self) -> Figure:
-        """Examples per second and chip in the median step, where they are not made of tokens."""
+        """Examples per second and chip in the median step; for models that read no tokens."""
         step = self.step_time_s
         value = None if step.value is None else self.throughput.examples_per_s_per_chip(step.value)
         if value is None:
@@ -99,7 +101,7 @@ class TrainingResult(Shown):
         return Figure.derived(value, "examples/s/chip", inputs=(step,))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "steps": self.steps,
             "first_step": self.first_step,

@@ -1,4 +1,4 @@
-"""A run's own folder: what it is, its metrics, log, checkpoints and arrays; never another run's."""
+"""A run's folder: identity, metrics, log and checkpoints of exactly one run."""
 
 import json
 import logging
@@ -14,11 +14,11 @@ import jax
 from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
 from ..plain_data import read_json
-from ..runtime.files import open_private, private_folder, write_text
+from ..records.names import EVENTS_FILE, IDENTITY_FILE, LOG_FILE, METRICS_FILE
+from ..runtime.files import PASSING_ERRORS, open_private, private_folder, write_text
 from ..runtime.logs import ROOT, TextFormatter
-from ..runtime.run_files import EVENTS_FILE, IDENTITY_FILE, LOG_FILE, METRICS_FILE
-from ..runtime.storage import PASSING_ERRORS
 from ..runtime.writer_lock import WriterLock
+from ..step.parts import TrainState
 from .checkpoint.agreement import raise_together
 
 FORMAT = 1
@@ -28,20 +28,20 @@ ENDING_S = 60.0
 
 
 class RunDirectory:
-    """The folder of one run. Process 0 writes, and each process below `hosts/`.
+    """The folder of one run. Process 0 writes it; each process writes its part of `hosts/`.
 
-    | file | what it holds |
+    | file | content |
     |---|---|
-    | `run.lock` | which process writes here; held while the run trains |
-    | `run.json` | what makes it this run (model, data, batch, seed), its recipe and its settings |
-    | `metrics.jsonl` | one JSON object a logged step |
+    | `run.lock` | the process that writes here; locked while the run trains |
+    | `run.json` | the run's identity (model, data, batch, seed), its recipe and its settings |
+    | `metrics.jsonl` | one JSON object per logged step |
     | `events.jsonl` | attempts, saves, rollbacks, and where the time went |
-    | `hosts/0/` … | `steps.jsonl` of each process: what that host did in every step |
-    | `train.log` | what happened, with times, and every warning |
-    | `checkpoints/` | unless they are kept elsewhere |
+    | `hosts/0/` … | `steps.jsonl` of each process: that host's times of every step |
+    | `train.log` | messages with times, and every warning |
+    | `checkpoints/` | unless `checkpoint_dir` is another folder |
 
     Attributes:
-        changes: How the recipe differs from that of the run that is continued.
+        changes: How the recipe differs from that of the run that is resumed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -59,17 +59,17 @@ class RunDirectory:
         recipe: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> None:
-        """Make the folder, or continue in one that holds the same run.
+        """Create the folder, or continue in one of the same run.
 
         Args:
-            identity: What makes it this run: a folder with another one is refused.
-            recipe: What may change when a run goes on.
-            settings: Kept for people to read.
+            identity: Values that make it this run; a folder with another identity is refused.
+            recipe: Values that may change when a run resumes.
+            settings: Written for people to read.
 
         Raises:
-            TPUValidationError: It holds another run, something that is no run at all, or a run
-                that another process is writing.
-            TPUStorageError: A folder that was used before cannot be used now.
+            TPUValidationError: The folder belongs to another run, is not a run's folder, or another
+                process is writing it.
+            TPUStorageError: A folder that was used before cannot be written now.
         """
         problem: TPUError | None = None
         if jax.process_index() == 0:
@@ -88,21 +88,21 @@ class RunDirectory:
         )
 
     def refuse_other(self, identity: Mapping[str, Any], *, recipe: Mapping[str, Any]) -> bool:
-        """Return whether the folder holds another run that never took a step, writing nothing.
+        """Return whether the folder is of another run that never took a step; write nothing.
 
         Raises:
-            TPUValidationError: It holds another run, or something that is no run at all.
+            TPUValidationError: The folder belongs to another run, or is not a run's folder.
         """
         file = self.path / IDENTITY_FILE
         if file.is_file():
             return self._differs(_plain(identity), _plain(recipe), _read(file))
         if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
             raise TPUValidationError(
-                f"{self.path} holds files but no run ({IDENTITY_FILE} is missing); give the run a "
-                "folder of its own."
+                f"{self.path} contains files but no run ({IDENTITY_FILE} is missing); give the run "
+                "its own folder."
             )
         if self.path.exists() and not self.path.is_dir():
-            raise TPUValidationError(f"{self.path} is a file; give the run a folder of its own.")
+            raise TPUValidationError(f"{self.path} is a file; give the run its own folder.")
         return False
 
     def log(self, message: str) -> None:
@@ -114,7 +114,7 @@ class RunDirectory:
             self._handler.write(record)
 
     def close(self) -> None:
-        """Stop logging to the folder, and let another process write there."""
+        """Stop logging to the folder, and release its lock."""
         if self._handler is not None:
             logging.getLogger(ROOT).removeHandler(self._handler)
             self._handler.close()
@@ -130,13 +130,15 @@ class RunDirectory:
         self.refuse_other(identity, recipe=recipe)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         private_folder(self.path)
-        self._take()
-        # Once more, now that no other process can change it.
+        self._lock_folder()
+        # Again, now that no other process can change the folder.
         if self.refuse_other(identity, recipe=recipe):
-            (self.path / EVENTS_FILE).unlink(missing_ok=True)  # attempts at something else
+            (self.path / EVENTS_FILE).unlink(missing_ok=True)  # of another run
         document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        if not file.is_file() or file.read_text() != text:  # a full disk must not stop a restart
+        if (
+            not file.is_file() or file.read_text() != text
+        ):  # no write, so that a full disk does not stop a restart
             write_text(file, text, private=True)
         handler = _RunLog(self.path / LOG_FILE, encoding="utf-8")
         handler.setLevel(logging.WARNING)
@@ -144,32 +146,32 @@ class RunDirectory:
         logging.getLogger(ROOT).addHandler(handler)
         self._handler = handler
 
-    def _take(self) -> None:
-        """Become the one process that writes here, before anything here is changed."""
+    def _lock_folder(self) -> None:
+        """Become the only process that writes here, before any change."""
         lock = WriterLock(self.path / LOCK)
-        # The process of the attempt before may still be ending, on a host that was given up.
-        is_again = int(os.environ.get("TPUKIT_ATTEMPT") or 0) > 1
+        # The process of the previous attempt may still be ending, on a host that was given up.
+        is_restart = int(os.environ.get("TPUKIT_ATTEMPT") or 0) > 1
         lock.take(
-            wait_s=ENDING_S if is_again else 0.0,
+            wait_s=ENDING_S if is_restart else 0.0,
             what=f"The run directory {self.path}",
             instead="end that run, or choose another run_dir. Nothing was changed.",
         )
         self._lock = lock
 
     def _unusable(self, error: OSError) -> TPUError:
-        """Return what to raise: storage that has worked may work again, a wrong path never."""
-        said = f"the run directory {self.path} cannot be written ({error.strerror or error})"
+        """Return the error to raise; only storage that worked before may work again."""
+        message = f"the run directory {self.path} cannot be written ({error.strerror or error})"
         if (self.path / LOCK).exists() or error.errno in PASSING_ERRORS:
-            return TPUStorageError(f"{said}; free space or mend the storage, and start again.")
-        return TPUValidationError(f"{said}; choose another.")
+            return TPUStorageError(f"{message}; free space or fix the storage, and start again.")
+        return TPUValidationError(f"{message}; choose another.")
 
     def _differs(
-        self, identity: dict[str, Any], recipe: dict[str, Any], found: dict[str, Any]
+        self, identity: dict[str, Any], recipe: dict[str, Any], written: dict[str, Any]
     ) -> bool:
-        """Refuse another run, unless that one never took a step: then there is nothing to lose."""
-        different = _differences(found.get("identity", {}), identity)
+        """Return whether the folder is of another run; refuse one that took a step."""
+        different = _differences(written.get("identity", {}), identity)
         if not different:
-            self.changes = tuple(_differences(found.get("recipe", {}), recipe))
+            self.changes = tuple(_differences(written.get("recipe", {}), recipe))
             return False
         began = self.metrics.is_file() and self.metrics.stat().st_size
         saved = self.checkpoints.is_dir() and any(
@@ -180,21 +182,21 @@ class RunDirectory:
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(
             f"{self.path} belongs to another run: {'; '.join(different[:3])}{more}. Choose another "
-            "run_dir, or continue with the settings in its run.json; nothing was changed."
+            "run_dir, or use the settings in its run.json; nothing was changed."
         )
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
-    """What `run.json` of a run directory says: `identity` and `settings`.
+    """Read `run.json` of a run directory, with its `identity` and `settings`.
 
     Raises:
-        TPUValidationError: It is damaged, or of another tpukit.
+        TPUValidationError: The file is damaged, or of another tpukit.
     """
     return _read(Path(path) / IDENTITY_FILE)
 
 
 class _RunLog(logging.FileHandler):
-    """Keeps what is logged, and still shows it where nobody has set up logging."""
+    """Writes log records to a file, and also shows them if no other handler is set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.write(record)
@@ -203,7 +205,7 @@ class _RunLog(logging.FileHandler):
             logging.lastResort.handle(record)
 
     def write(self, record: logging.LogRecord) -> None:
-        """Write to the file alone."""
+        """Write a record to the file only."""
         super().emit(record)
 
     def _open(self) -> TextIOWrapper:
@@ -213,11 +215,11 @@ class _RunLog(logging.FileHandler):
         )
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line: a disk that is full must not fill the terminal with tracebacks."""
+        """Drop the line: a full disk must not fill the terminal with tracebacks."""
 
 
 def name_for(model: str) -> Path:
-    """A new folder under runs/, the same on every process."""
+    """Return a new folder under runs/, the same on every process."""
     from jax.experimental import multihost_utils
 
     seconds = int(datetime.now(UTC).timestamp())
@@ -232,26 +234,23 @@ def _read(file: Path) -> dict[str, Any]:
         data = read_json(file)
     except (OSError, ValueError) as error:
         raise TPUValidationError(
-            f"{file} cannot be read ({error}), so nobody knows which run this is; choose another "
-            "run_dir."
+            f"{file} cannot be read ({error}), so the run is unknown; choose another run_dir."
         ) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:  # pyright: ignore[reportUnknownMemberType]
-        raise TPUValidationError(f"{file} is not a run of this tpukit; choose another run_dir.")
+        raise TPUValidationError(f"{file} is not of this tpukit version; choose another run_dir.")
     return data  # pyright: ignore[reportUnknownVariableType]  compared key by key
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """As it will be read back: tuples are lists in JSON."""
+    """Return the data as JSON reads them back: tuples become lists."""
     return json.loads(json.dumps(data))
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, in words."""
+    """Return one text per value that differs."""
     old, new = _flat(before), _flat(now)
     return [
-        "the data have another content"
-        if key == "data"
-        else f"{key} was {old.get(key)}, is {new.get(key)}"
+        "the data differ" if key == "data" else f"{key} was {old.get(key)}, is {new.get(key)}"
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
@@ -267,8 +266,8 @@ def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def write_placement(state: Any, folder: Path) -> Path:
-    """Write one line an array: path, shape, split over the mesh, devices, bytes on each."""
+def write_placement(state: TrainState, folder: Path) -> Path:
+    """Write one line per array: path, shape, sharding, devices, bytes per device."""
     lines: list[str] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         shard = leaf.addressable_shards[0].data

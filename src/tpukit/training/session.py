@@ -1,4 +1,7 @@
-"""One call of `train()`: open the run, restore or begin, compile, loop, close."""
+"""A run while it is open: its folder, log, events, hooks and progress.
+
+`Session.train` restores or initialises the state, compiles the step, and runs the loop.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +11,11 @@ from typing import Any
 
 import jax
 
-from ..errors import TPUStorageError
 from ..hardware import Figure
-from ..hardware.target import on_one_gpu
+from ..hardware.target import current_target, on_one_gpu
+from ..job.compiler_flags import compiler_options
 from ..job.train import TrainingSettings
-from ..records.attempt_recorder import AttemptRecorder
+from ..records.attempts import AttemptRecorder
 from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
@@ -21,62 +24,69 @@ from ..records.reporting import report_stop
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
-from .data.tokenizer_files import keep_generation_config, keep_tokenizer
+from .data.tokenizer import keep_generation_config, keep_tokenizer
 from .debugging import compile_log, explained, is_debugging
 from .evaluation import Evaluator
+from .export import record_model
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
-from .first_params import first_params
-from .loop import LoopParts, LoopSettings, TrainingLoop
-from .model_record import record_model
+from .loop import TrainingLoop
+from .matmul_tuning import tuned_options
 from .preparation import PreparedRun
-from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
 from .run_directory import RunDirectory, name_for, write_placement
-from .save_times import SaveTimes
-from .saver import Saver
-from .state_keeper import StateKeeper
+from .saving import SaveTimes, StateSaver
+from .trained_model import first_params
 
 
 class Session:
-    """What is open while a run trains; leaving the `with` block closes all of it."""
+    """One call of `TPUTrainer.train()`; leaving the `with` block closes what the run opened.
+
+    Args:
+        prepared: The run.
+        slice_name: The slice it runs on; None if that is not the job's own.
+        predicted: The step time that `tpukit check` predicted.
+        ledger: Accounts for the run's time.
+        progress: Shows progress to the user.
+        hooks: Observers of the run.
+    """
 
     def __init__(
         self,
         prepared: PreparedRun,
-        settings: TrainingSettings,
         *,
-        total_steps: int,
+        slice_name: str | None,
+        predicted: Figure,
         ledger: Ledger,
         progress: ProgressView,
         hooks: Sequence[TrainingHook],
-        compiler_options: Mapping[str, Any] | None = None,
-        log_placement: bool = False,
-        on: str | None = None,
     ) -> None:
-        self._prepared, self._settings, self._total = prepared, settings, total_steps
-        self._ledger, self._progress, self._hooks = ledger, progress, hooks
-        self._compiler_options, self._log_placement = compiler_options, log_placement
-        self._on = on
+        self.prepared, self.settings = prepared, prepared.settings
+        self.ledger, self.progress, self.hooks = ledger, progress, hooks
+        self._slice_name, self._predicted = slice_name, predicted
         self._stack = contextlib.ExitStack()
         model = str(prepared.work.to_dict()["model"])
-        self._run = RunDirectory(settings.run_dir or name_for(model))
-        self._identity, self._recipe = prepared.identity(settings), prepared.recipe(settings)
-        self._recorder = AttemptRecorder(self._run.path, process=jax.process_index(), ledger=ledger)
+        self.directory = RunDirectory(self.settings.run_dir or name_for(model))
+        self.recorder = AttemptRecorder(
+            self.directory.path, process=jax.process_index(), ledger=ledger
+        )
         self._result: TrainingResult | None = None
         self.state: TrainState | None = None
 
     def __enter__(self) -> "Session":
-        words = self._prepared.tokenizer
-        said = {**self._settings.to_dict(), "tokenizer": words}
-        self._run.open(self._identity, recipe=self._recipe, settings=said)
+        prepared, folder = self.prepared, self.directory.path
+        self.directory.open(
+            prepared.identity,
+            recipe=prepared.recipe,
+            settings={**self.settings.to_dict(), "tokenizer": prepared.tokenizer},
+        )
         if jax.process_index() == 0:
-            keep_tokenizer(words, self._run.path)
-            keep_generation_config(self._settings.init_from, self._run.path)
-            record_model(self._prepared.work, self._prepared.source, self._run.path)
-        self._stack.callback(self._run.close)
+            keep_tokenizer(prepared.tokenizer, folder)
+            keep_generation_config(self.settings.init_from, folder)
+            record_model(prepared.work, prepared.source, folder)
+        self._stack.callback(self.directory.close)
         self._stack.callback(self._end_hooks)
-        self._stack.callback(self._progress.close)
+        self._stack.callback(self.progress.close)
         return self
 
     def __exit__(
@@ -86,94 +96,80 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._run.log(f"ended by {type(error).__name__}: {error}")
-            self._recorder.end("failed", error=f"{type(error).__name__}: {error}")
-        self._recorder.close()
+            self.directory.log(f"ended by {type(error).__name__}: {error}")
+            self.recorder.end("failed", error=f"{type(error).__name__}: {error}")
+        self.recorder.close()
         if error is not None and jax.process_count() > 1:
-            # The others cannot be waited for: they are gone, or wait for this process to go.
+            # The other processes cannot be waited for: they have ended, or wait for this one.
             self._stack.pop_all()
-            self._run.close()
+            self.directory.close()
         self._stack.close()
 
-    def say(self, text: str) -> None:
-        """Tell the log and the person."""
-        self._run.log(text)
-        self._progress.note(text)
+    def notify(self, text: str) -> None:
+        """Write a message to the log and show it to the user."""
+        self.directory.log(text)
+        self.progress.note(text)
 
-    def run(self, *, predicted: Figure) -> TrainingResult:
-        """Restore or begin, compile, and train to the end."""
-        prepared, settings = self._prepared, self._settings
-        # From here on: a notice that comes while the step compiles ends the run as any other does.
+    def train(self) -> TrainingResult:
+        """Restore or initialise the state, compile, and train to the end."""
+        prepared, settings, predicted = self.prepared, self.settings, self._predicted
+        # From here on, so that a signal during the compile ends the run like any later one.
         notice = self._stack.enter_context(PreemptionGuard())
         enable_compilation_cache()
         if is_debugging() and jax.process_index() == 0:
-            self._stack.enter_context(compile_log(self._run.path / "compiles.log"))
-        self.say(prepared.headline(self._total))
+            self._stack.enter_context(compile_log(self.directory.path / "compiles.log"))
+        self.notify(prepared.headline)
         shardings = prepared.work.shardings(prepared.mesh).batch
         source = BatchSource(prepared.data.stream(), shardings, prepared.share)
         self._stack.callback(source.close)
-        keeper, guard = self._keeper(), _guard(settings)
-        saver = None if keeper is None else self._saver(keeper)
-        state, first = self._restore(keeper, source, guard)
+        saver, guard = self._open_checkpoints(), _make_guard(settings)
+        state, first = self._restore(saver, source, guard)
         resumed_from = None if state is None else first
-        self._record_start(first, predicted)
-        if first < self._total:
-            with self._ledger.doing("initialise"):
+        self._record_start(first)
+        if first < prepared.total_steps:
+            with self.ledger.doing("initialise"):
                 source.look()
-                if keeper is not None:
-                    keeper.prepare()
+                if saver is not None:
+                    saver.prepare()
         program = self._compile()
-        evaluator = self._evaluator()
+        evaluator = self._compile_evaluation()
         if predicted.value is not None:
-            self.say(f"predicted step: {predicted}, {predicted.source}")
+            self.notify(f"predicted step: {predicted}, {predicted.source}")
         if state is None:
-            with self._ledger.doing("initialise"), explained("making the first state"):
+            with self.ledger.doing("initialise"), explained("making the first state"):
                 params = first_params(settings.init_from, prepared.work, prepared.mesh)
                 key = jax.random.key(settings.seed)
                 state = prepared.work.init_on(prepared.mesh, key, params)
-        if self._log_placement and jax.process_index() == 0:
-            self.say(f"where each array lies: {write_placement(state, self._run.path)}")
+        if prepared.job.observe.log_device_placement and jax.process_index() == 0:
+            placement = write_placement(state, self.directory.path)
+            self.notify(f"placement of each array: {placement}")
         loop = TrainingLoop(
-            parts=LoopParts(
-                program=program,
-                source=source,
-                run=self._run,
-                ledger=self._ledger,
-                recorder=self._recorder,
-                throughput=prepared.throughput,
-                progress=self._progress,
-                notice=notice,
-                keeper=keeper,
-                saver=saver,
-                metrics=self._metrics(first),
-                evaluator=evaluator,
-                guard=guard,
-                watchdog=self._watchdog(),
-                learning_rate=prepared.learning_rate,
-                hooks=self._hooks,
+            session=self,
+            program=program,
+            source=source,
+            notice=notice,
+            saver=saver,
+            save_times=SaveTimes(
+                settings.checkpoint_every, settings.checkpoint_seconds, first=first
             ),
-            settings=LoopSettings(
-                total_steps=self._total,
-                save_times=SaveTimes(
-                    settings.checkpoint_every, settings.checkpoint_seconds, first=first
-                ),
-                eval_every=settings.eval_every,
-                log_every=settings.log_every,
-            ),
+            metrics=self._open_metrics(first),
+            evaluator=evaluator,
+            guard=guard,
+            watchdog=self._start_watchdog(),
             state=state,
             step=first,
         )
-        for hook in self._hooks:
-            hook.on_start(self._run.path, {**self._identity, **self._recipe})
-        self._progress.start(done=first, total=self._total)
+        for hook in self.hooks:
+            hook.on_start(self.directory.path, {**prepared.identity, **prepared.recipe})
+        self.progress.start(done=first, total=prepared.total_steps)
         stopped = loop.run()
-        self._run.log(f"{stopped} at step {loop.step}")
+        self.directory.log(f"{stopped} at step {loop.step}")
         if stopped == "preempted":
-            self._recorder.happened("preempted", signal=notice.signal_name)
-            self._progress.note(self._how_to_go_on(loop.step, keeper))
+            self.recorder.happened("preempted", signal=notice.signal_name)
+            self.progress.note(self._how_to_continue(loop.step, saver))
             if jax.process_index() == 0:
                 report_stop(loop.step, stopped)
-        self._recorder.end(stopped)
+        self.recorder.end(stopped)
         self.state = loop.state
         self._result = TrainingResult(
             steps=loop.step,
@@ -181,13 +177,13 @@ class Session:
             losses=tuple(loop.losses.values()),
             step_times_s=tuple(loop.step_times_s.values()),
             stopped=stopped,
-            run_dir=str(self._run.path),
-            checkpoint_path=None if keeper is None else keeper.newest_path,
+            run_dir=str(self.directory.path),
+            checkpoint_path=None if saver is None else saver.newest_path,
             resumed_from=resumed_from,
             compile_s=program.compile_s,
             compiled_from_cache=program.from_cache,
             input_wait_s=source.waited_s,
-            goodput=self._ledger.goodput(),
+            goodput=self.ledger.goodput(),
             throughput=prepared.throughput,
             predicted_step_s=predicted,
             evaluations=tuple(loop.evaluations),
@@ -197,16 +193,16 @@ class Session:
         )
         return self._result
 
-    def _record_start(self, first: int, predicted: Figure) -> None:
-        about = self._prepared.throughput
-        self._recorder.start(
+    def _record_start(self, first: int) -> None:
+        about, predicted = self.prepared.throughput, self._predicted
+        self.recorder.start(
             step=first,
-            total_steps=self._total,
+            total_steps=self.prepared.total_steps,
             device_kind=about.device_kind,
             devices=about.devices,
             chips=about.chips,
             processes=jax.process_count(),
-            slice=self._on,
+            slice=self._slice_name,
             mfu_convention=about.mfu_convention,
             no_mfu=about.no_mfu,
             flops_per_step=about.flops_per_step.value,
@@ -215,125 +211,128 @@ class Session:
             no_prediction=predicted.reason,
         )
 
-    def _how_to_go_on(self, step: int, keeper: StateKeeper | None) -> str:
-        if keeper is None or keeper.saved_step is None:
-            return f"stopped after step {step} of {self._total}; no checkpoint was saved"
+    def _how_to_continue(self, step: int, saver: StateSaver | None) -> str:
+        total = self.prepared.total_steps
+        if saver is None or saver.saved_step is None:
+            return f"stopped after step {step} of {total}; no checkpoint was saved"
         return (
-            f"stopped after step {step} of {self._total}, and saved it; run the same again with "
-            f"run_dir {self._run.path} to go on"
+            f"stopped after step {step} of {total}, and saved it; run the same again with "
+            f"run_dir {self.directory.path} to go on"
         )
 
     def _restore(
-        self, keeper: StateKeeper | None, source: BatchSource, guard: LossGuard | None
+        self, saver: StateSaver | None, source: BatchSource, guard: LossGuard | None
     ) -> tuple[TrainState | None, int]:
-        """The state to go on from and its step, with data and guard put back; (None, 0) if none."""
-        with self._ledger.doing("restore"):
-            restored = None if keeper is None else keeper.restore()
+        """Return the saved state and its step, or (None, 0); data and guard go back to it too."""
+        with self.ledger.doing("restore"):
+            restored = None if saver is None else saver.restore()
             if restored is None:
                 return None, 0
             if restored.data is not None:
                 source.restore(restored.data)
         if guard is not None and restored.guard:
             guard.restore(restored.guard)
-        self.say(f"resumed from step {restored.step} of {self._run.path}")
-        for change in self._run.changes:
-            self.say(f"from here on: {change}")
+        self.notify(f"resumed from step {restored.step} of {self.directory.path}")
+        for change in self.directory.changes:
+            self.notify(f"from here on: {change}")
         return restored.state, restored.step
 
     def _compile(self) -> StepProgram:
         program = StepProgram(
-            self._prepared.work,
-            self._prepared.mesh,
-            on_change=self._settings.on_recompile,
-            options=self._compiler_options,
-            tune=self._tuning(),
+            self.prepared.work,
+            self.prepared.mesh,
+            on_change=self.settings.on_recompile,
+            options=self._planned_options(),
+            tune=self._matmul_tuning(),
         )
-        with self._ledger.doing("compile"), explained("compiling the step"):
+        with self.ledger.doing("compile"), explained("compiling the step"):
             program.compile()
         cached = ", found in the cache" if program.from_cache else ""
-        self.say(
+        self.notify(
             f"compiled the step in {program.compile_s:.1f} s{cached}"
             if program.ahead
             else "debugging mode: no jit, every operation is checked, compiles are in compiles.log"
         )
         return program
 
-    def _tuning(self) -> Callable[[str], Mapping[str, Any]] | None:
-        if not self._settings.tune_products:
+    def _planned_options(self) -> dict[str, Any]:
+        """Return the job's compiler options; they are those of a TPU."""
+        if jax.default_backend() != "tpu":
+            return {}
+        job = self.prepared.job
+        return {**compiler_options(job.compile, generation=current_target()), **job.options}
+
+    def _matmul_tuning(self) -> Callable[[str], Mapping[str, Any]] | None:
+        if not self.settings.tune_products:
             return None
         if not on_one_gpu():
-            self.say("tune_products is for one NVIDIA GPU; here there is nothing to choose from")
+            self.notify("tune_products has no effect here: it is for one NVIDIA GPU")
             return None
-        return partial(tuned_options, progress=self.say)
+        return partial(tuned_options, progress=self.notify)
 
-    def _keeper(self) -> StateKeeper | None:
-        settings = self._settings
+    def _open_checkpoints(self) -> StateSaver | None:
+        settings = self.settings
         if not settings.checkpoint_every:
             return None
         checkpointer = TPUCheckpointer(
-            settings.checkpoint_dir or self._run.checkpoints,
+            settings.checkpoint_dir or self.directory.checkpoints,
             max_to_keep=settings.keep_checkpoints,
             async_checkpointing=settings.async_checkpointing,
         )
         checkpointer.reserve()
-        keeper = StateKeeper(self._prepared.work, self._prepared.mesh, checkpointer)
-        self._stack.callback(self._close, keeper)
-        return keeper
-
-    def _saver(self, keeper: StateKeeper) -> Saver:
-        return Saver(
-            keeper,
-            patience_s=self._settings.save_patience_s,
-            progress=self.say,
-            recorder=self._recorder,
+        saver = StateSaver(
+            self.prepared.work,
+            self.prepared.mesh,
+            checkpointer,
+            patience_s=settings.save_patience_s,
+            progress=self.notify,
+            recorder=self.recorder,
         )
+        self._stack.callback(saver.close)
+        return saver
 
-    def _close(self, keeper: StateKeeper) -> None:
-        """Close the checkpoints; that a save is lost must not hide the error that ends the run."""
-        try:
-            keeper.close()
-        except TPUStorageError as error:
-            self.say(str(error))
-
-    def _evaluator(self) -> Evaluator | None:
-        prepared = self._prepared
+    def _compile_evaluation(self) -> Evaluator | None:
+        prepared = self.prepared
         if prepared.eval_data is None:
             return None
         evaluator = Evaluator(
             prepared.work,
             prepared.mesh,
             prepared.eval_data,
-            batches=self._settings.eval_batches,
+            batches=self.settings.eval_batches,
             share=prepared.share,
         )
-        with self._ledger.doing("compile"), explained("compiling the evaluation"):
+        with self.ledger.doing("compile"), explained("compiling the evaluation"):
             evaluator.compile()
         return evaluator
 
-    def _metrics(self, first: int) -> MetricsFile | None:
+    def _open_metrics(self, first: int) -> MetricsFile | None:
         if jax.process_index() != 0:
             return None
-        if not first and self._run.metrics.is_file() and self._run.metrics.stat().st_size:
-            self.say(f"{self._run.path} holds metrics but no checkpoint: beginning at step 1 again")
-        metrics = MetricsFile(self._run.metrics, after_step=first)
+        file = self.directory.metrics
+        if not first and file.is_file() and file.stat().st_size:
+            self.notify(
+                f"{self.directory.path} has metrics but no checkpoint: beginning at step 1 again"
+            )
+        metrics = MetricsFile(file, after_step=first)
         self._stack.callback(metrics.close)
         return metrics
 
-    def _watchdog(self) -> HangWatchdog | None:
-        timeout_s = self._settings.hang_timeout_s
+    def _start_watchdog(self) -> HangWatchdog | None:
+        timeout_s = self.settings.hang_timeout_s
         if timeout_s is None:
             return None
-        return self._stack.enter_context(HangWatchdog(timeout_s, directory=self._run.path))
+        return self._stack.enter_context(HangWatchdog(timeout_s, directory=self.directory.path))
 
     def _end_hooks(self) -> None:
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.on_end(self._result)
 
 
-def _guard(settings: TrainingSettings) -> LossGuard | None:
-    if settings.on_bad_loss == "ignore":
+def _make_guard(settings: TrainingSettings) -> LossGuard | None:
+    policy = settings.on_bad_loss
+    if policy == "ignore":
         return None
-    # A step that was skipped because its gradients are not finite left no trace; one that only
-    # jumped is applied already, so for spikes the policy is rollback or stop.
-    spikes: Any = None if settings.on_bad_loss == "skip" else settings.spike_factor
-    return LossGuard(settings.on_bad_loss, spike_factor=spikes)
+    # "skip" looks only for NaN and infinity: a step with gradients that are not finite changed
+    # nothing, whereas the update of a spike is applied already and needs a rollback or a stop.
+    return LossGuard(policy, spike_factor=None if policy == "skip" else settings.spike_factor)

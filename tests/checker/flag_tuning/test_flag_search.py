@@ -12,8 +12,13 @@ from rich.console import Console
 
 from tpukit.capturing.captured import Captured, CapturedProgram
 from tpukit.checker.flag_tuning import search as flag_search
-from tpukit.checker.flag_tuning.candidates import CandidateGroup, OptionSet, load_candidates
-from tpukit.checker.flag_tuning.search import is_better, tune_flags
+from tpukit.checker.flag_tuning.search import (
+    CandidateGroup,
+    OptionSet,
+    is_better,
+    load_candidates,
+    tune_flags,
+)
 from tpukit.checker.flag_tuning.trials import FlagTrial
 from tpukit.compiler import make_request
 from tpukit.errors import FlagError, TPUValidationError, XLACompilationError

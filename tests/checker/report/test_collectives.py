@@ -7,7 +7,7 @@ import pytest
 from tpukit.checker.report.build import live_memory
 from tpukit.checker.report.collectives import collective_rows
 from tpukit.compiler.hlo import parse_hlo
-from tpukit.compiler.memory.liveness import Schedule
+from tpukit.compiler.memory.assignment import Schedule
 from tpukit.compiler.timeline import Machine, Network, Simulation, TrackSpan
 from tpukit.hardware import Slice
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpukit.checker.fixes import Fix, FixList
+from tpukit.checker.fix import Fix, FixList
 from tpukit.checker.next_command import command, next_command
 from tpukit.cli import check, flags
 from tpukit.errors import XLACompilationError

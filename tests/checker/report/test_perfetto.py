@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.checker.report import RecordedStep, write_perfetto
+from tpukit.checker.report import write_perfetto
 from tpukit.checker.report.perfetto import number, varint
 from tpukit.errors import TPUValidationError
 
@@ -76,7 +76,7 @@ def read_pftrace(data):
 
 
 def test_the_native_trace_says_what_the_spans_say(step, tmp_path):
-    path = write_perfetto(step, tmp_path / "step.pftrace", memory=MEMORY)
+    path = write_perfetto(step.spans, tmp_path / "step.pftrace", memory=MEMORY)
     tracks = read_pftrace(path.read_bytes())
     assert set(tracks) == {"Core (MXU and VPU)", "HBM DMA", "HBM DMA #2", "ICI", "live HBM"}
     assert tracks["live HBM"] == [(0, 100), (10_000_000, 300), (90_000_000, 100)]
@@ -108,7 +108,7 @@ def test_the_native_trace_says_what_the_spans_say(step, tmp_path):
 
 
 def test_slices_of_a_json_row_nest_and_say_what_the_spans_say(step, tmp_path):
-    path = write_perfetto(step, tmp_path / "step.json", memory=MEMORY, name="tiny on v6e-8")
+    path = write_perfetto(step.spans, tmp_path / "step.json", memory=MEMORY, name="tiny on v6e-8")
     events = json.loads(path.read_text())["traceEvents"]
     about = {(one["name"], one["tid"]): one["args"] for one in events if one["ph"] == "M"}
     assert about["process_name", 0] == {"name": "tiny on v6e-8"}
@@ -134,28 +134,28 @@ def test_slices_of_a_json_row_nest_and_say_what_the_spans_say(step, tmp_path):
 
 @pytest.mark.parametrize("ending", ["json", "pftrace"])
 def test_a_packed_trace_holds_the_same_bytes_each_time(step, tmp_path, ending):
-    plain = write_perfetto(step, tmp_path / f"a.{ending}").read_bytes()
-    packed = write_perfetto(step, tmp_path / f"a.{ending}.gz").read_bytes()
+    plain = write_perfetto(step.spans, tmp_path / f"a.{ending}").read_bytes()
+    packed = write_perfetto(step.spans, tmp_path / f"a.{ending}.gz").read_bytes()
     assert gzip.decompress(packed) == plain
-    assert write_perfetto(step, tmp_path / f"b.{ending}.gz").read_bytes() == packed
+    assert write_perfetto(step.spans, tmp_path / f"b.{ending}.gz").read_bytes() == packed
 
 
 def test_a_name_that_is_no_trace_is_refused(step, tmp_path):
     with pytest.raises(
         TPUValidationError, match=r"step\.pftrac is no name.*Did you mean '.pftrace'"
     ):
-        write_perfetto(step, tmp_path / "step.pftrac")
+        write_perfetto(step.spans, tmp_path / "step.pftrac")
 
 
 def test_without_spans_there_is_no_trace(tmp_path):
     with pytest.raises(TPUValidationError, match="stopped at the verdict on memory"):
-        write_perfetto(RecordedStep("nothing", ()), tmp_path / "step.json")
+        write_perfetto((), tmp_path / "step.json")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_named(step, tmp_path):
     with pytest.raises(TPUValidationError, match=r"No such file or directory.*another place"):
-        write_perfetto(step, tmp_path / "missing" / "step.json")
+        write_perfetto(step.spans, tmp_path / "missing" / "step.json")
 
 
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(1, 2**29 - 1))

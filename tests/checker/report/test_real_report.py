@@ -9,9 +9,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tpukit.checker.report import (
-    RecordedStep,
     build_report,
     diff_reports,
+    spans_of,
     write_html,
     write_perfetto,
 )
@@ -62,11 +62,11 @@ def test_it_holds_what_the_objects_say_and_can_be_shown(result, tmp_path):
     times = [moment for moment, _ in report["live_memory"]]
     assert times == sorted(times)
     assert 0 <= times[0] <= times[-1] <= prediction.step_time_s
-    assert RecordedStep.of(report).spans == prediction.spans
+    assert spans_of(report) == prediction.spans
     page = write_html(report, tmp_path / "report.html").read_text()
     assert "×" not in page[: page.index("<main")]
     assert "runs 6 times" in page
-    write_perfetto(RecordedStep.of(report), tmp_path / "a.json", memory=report["live_memory"])
-    write_perfetto(prediction, tmp_path / "b.json", memory=report["live_memory"])
+    write_perfetto(spans_of(report), tmp_path / "a.json", memory=report["live_memory"])
+    write_perfetto(prediction.spans, tmp_path / "b.json", memory=report["live_memory"])
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert diff_reports(report, build_report(result, options={"xla_x": 1})).changes == ()

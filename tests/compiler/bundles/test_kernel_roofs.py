@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import CallTrace, calibration_of, describe_band, error_of
-from tpukit.compiler.bundles.calibration import _tables, error_bands_of
 from tpukit.compiler.bundles.core_run import GRANULE_BYTES, CoreRun, Transfer
-from tpukit.compiler.bundles.trace import CallRates
+from tpukit.compiler.bundles.trace import CallRates, _tables, error_bands_of
 from tpukit.compiler.bundles.units import core_of
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import get_chip

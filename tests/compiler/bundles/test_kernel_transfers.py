@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles.core_run import Transfer
-from tpukit.compiler.bundles.transfers import TransferRates, replay
+from tpukit.compiler.bundles.trace import TransferRates, replay
 from tpukit.errors import XLACompilationError
 
 RATES = TransferRates(bytes_per_cycle=32.0, latency_cycles=100.0, issue_cycles=0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from tpukit.compiler.bundles import parse_listing
-from tpukit.compiler.bundles.scoreboard import time_stretch
+from tpukit.compiler.bundles.segments import time_stretch
 from tpukit.compiler.bundles.units import core_of
 
 V6E = core_of("v6e")

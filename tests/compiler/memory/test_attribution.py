@@ -3,10 +3,13 @@
 import pytest
 
 from tpukit.compiler.hlo import parse_hlo
-from tpukit.compiler.memory.assignment import parse_assignment
-from tpukit.compiler.memory.attribution import Attributor, argument_categories, is_training_step
-from tpukit.compiler.memory.liveness import find_tenancies, parse_live_ranges
-from tpukit.compiler.memory.provenance import Provenance
+from tpukit.compiler.memory.assignment import find_tenancies, parse_assignment, parse_live_ranges
+from tpukit.compiler.memory.attribution import (
+    Attributor,
+    Provenance,
+    argument_categories,
+    is_training_step,
+)
 from tpukit.compiler.program.lowered import ProgramFacts
 
 FORWARD = 'metadata={op_name="jit(step)/jvp()/%s" stack_frame_id=1}'

@@ -11,7 +11,7 @@ from tpukit.compiler import compile_for
 from tpukit.compiler.dump import Listings
 from tpukit.compiler.memory import read_memory
 from tpukit.compiler.memory.assignment import parse_assignment, total_bytes
-from tpukit.compiler.memory.report import OFFLOADED_COMPUTATION
+from tpukit.compiler.memory.view import OFFLOADED_COMPUTATION
 from tpukit.compiler.program.lowered import ProgramFacts
 from tpukit.hardware import Slice
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.compiler.memory.assignment import parse_assignment, total_bytes
-from tpukit.compiler.memory.liveness import find_tenancies, heap_use, parse_live_ranges
+from tpukit.compiler.memory.assignment import (
+    find_tenancies,
+    heap_use,
+    parse_assignment,
+    parse_live_ranges,
+    total_bytes,
+)
 from tpukit.compiler.memory.sources import parse_sources
 from tpukit.errors import XLACompilationError
 

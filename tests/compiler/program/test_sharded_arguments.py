@@ -4,8 +4,8 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from tpukit.compiler.program.entry import sharded_arguments
 from tpukit.compiler.program.lowered import lower_program
-from tpukit.compiler.program.sharded_arguments import sharded_arguments
 from tpukit.errors import MeshError, TPUValidationError
 from tpukit.hardware import Slice
 
@@ -65,11 +65,11 @@ def test_a_lowered_program_knows_its_mesh_and_copies():
         (["f32[16@a]"], {"a": 4}, MeshError, "v6e-8 has 8"),
         (["f32[12@a]"], None, TPUValidationError, "a dimension of 12 into 8 parts"),
         (["f32[8@a,8@a]"], None, TPUValidationError, "name each axis once"),
-        (["f32[8@]"], None, TPUValidationError, "'8@' that cannot be read"),
-        (["f32[8@()]"], None, TPUValidationError, "cannot be read"),
-        (["f32[8@a@b]"], None, TPUValidationError, "cannot be read"),
-        (["f32[8"], None, TPUValidationError, "describes no array"),
-        (["f32[@a]"], None, TPUValidationError, "cannot be read"),
+        (["f32[8@]"], None, TPUValidationError, "'8@' that cannot be parsed"),
+        (["f32[8@()]"], None, TPUValidationError, "cannot be parsed"),
+        (["f32[8@a@b]"], None, TPUValidationError, "cannot be parsed"),
+        (["f32[8"], None, TPUValidationError, "is not an array"),
+        (["f32[@a]"], None, TPUValidationError, "cannot be parsed"),
     ],
 )
 def test_what_cannot_be_split_is_told_how(texts, mesh, error, words):

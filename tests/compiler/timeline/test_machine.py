@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.compiler.timeline.machine import Machine
-from tpukit.compiler.timeline.work import MatrixProduct
+from tpukit.compiler.timeline.machine import Machine, MatrixProduct
 from tpukit.hardware import Slice
 
 

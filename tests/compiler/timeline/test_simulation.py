@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
-from tpukit.compiler.timeline.simulation_state import Engine, Frame, TrackSpan
+from tpukit.compiler.timeline.simulate import Engine, Frame, TrackSpan
 from tpukit.hardware import Slice
 
 SLICE = Slice.parse("v6e-8")

@@ -3,7 +3,7 @@
 import pytest
 
 from tpukit.compiler.hlo import parse_hlo
-from tpukit.compiler.timeline.work import MatrixProduct, work_of
+from tpukit.compiler.timeline.machine import MatrixProduct, work_of
 
 MIB = 2**20
 STACK, LAYER = "bf16[8,1024,1024]{2,1,0:T(8,128)(2,1)}", "bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)}"

@@ -11,7 +11,7 @@ from tpukit.errors import TPUModelError, TPUValidationError
 from tpukit.models import Execution, get_preset
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.generation import Generator, Sampling, generate
-from tpukit.models.generation.preparation import lay_apart, put_together
+from tpukit.models.generation.forward import restack_layers, unstack_layers
 from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.step import Workload
 
@@ -141,12 +141,12 @@ def test_every_row_ending_stops_the_loop(dense):
         ([], {}, TPUValidationError, "there are no prompts"),
         ([[1], []], {}, TPUValidationError, r"prompt 1 has shape \(0,\)"),
         ([[1.5]], {}, TPUValidationError, "dtype float64"),
-        ([[1, 320]], {}, TPUModelError, "holds token 320, and 'tiny' knows 0 to 319"),
-        ([[-1]], {}, TPUModelError, "holds token -1"),
-        ([[1]], {"max_new_tokens": 0}, TPUValidationError, "ask for at least 1"),
-        ([[1]], {"max_new_tokens": 128}, TPUModelError, "more than the 128 that 'tiny' takes"),
+        ([[1, 320]], {}, TPUModelError, "has token 320, but the vocabulary of 'tiny' is 0 to 319"),
+        ([[-1]], {}, TPUModelError, "has token -1"),
+        ([[1]], {"max_new_tokens": 0}, TPUValidationError, "max_new_tokens=0"),
+        ([[1]], {"max_new_tokens": 128}, TPUModelError, "exceed max_seq_len=128 of 'tiny'"),
         ([[1]], {"temperature": -1}, TPUValidationError, "temperature=-1"),
-        ([[1]], {"top_k": 0}, TPUValidationError, "keep at least 1 token"),
+        ([[1]], {"top_k": 0}, TPUValidationError, "top_k=0"),
         ([[1]], {"top_p": 0.0}, TPUValidationError, "above 0 and at most 1"),
         ([[1]], {"seed": -1}, TPUValidationError, "seed=-1"),
     ],
@@ -158,7 +158,7 @@ def test_wrong_input_is_refused(prompts, options, error, message):
 
 def test_somebody_elses_model_is_refused():
     own = Workload((lambda rng: {}, lambda params, batch: 0.0), batch_size=1, sequence_length=4)
-    with pytest.raises(TPUModelError, match="reference transformers, and this is tuple"):
+    with pytest.raises(TPUModelError, match="reference transformer, but this is tuple"):
         generate(own, {}, [[1]])
 
 
@@ -185,15 +185,15 @@ def test_layers_without_a_loop_give_the_same_tokens(name):
     # All rows end, at places of their own, some of them within a turn.
     ends = tuple({row[place] for row, place in zip(whole, (3, 5, 10), strict=True)})
     assert tokens(apart, eos=ends) == tokens(looped, eos=ends)
-    prepared = lay_apart(params)
-    jax.tree.map(np.testing.assert_array_equal, put_together(prepared), dict(params))
+    prepared = unstack_layers(params)
+    jax.tree.map(np.testing.assert_array_equal, restack_layers(prepared), dict(params))
 
 
 def test_weights_laid_apart_are_read_where_they_lie():
     """No weight is cut, joined or copied in the program: it would be read once more a token."""
     config = get_preset("tiny", n_layers=3)
     programs = DecodingPrograms(config, loop=False)
-    params = jax.eval_shape(lay_apart, programs.abstract_params())
+    params = jax.eval_shape(unstack_layers, programs.abstract_params())
     state, *numbers = programs.decode_arguments(rows=2, slots=32)
     decode = programs.decode(sampling=GREEDY)
     text = decode.lower(params, state, *numbers).compile().as_text()

@@ -5,7 +5,7 @@ import numpy as np
 
 from tpukit.models import get_preset
 from tpukit.models.generation import Generator, Sampling
-from tpukit.models.products.float8_static import held_weight
+from tpukit.models.matmul.eight_bit import held_weight
 from tpukit.step import Workload
 
 

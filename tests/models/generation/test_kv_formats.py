@@ -9,11 +9,10 @@ import pytest
 from small_decoders import latent, linear, params_of, small, windowed
 
 from tpukit.errors import TPUValidationError
-from tpukit.hardware.cache_formats import CACHE_FORMATS
+from tpukit.hardware.stored_formats import CACHE_FORMATS
 from tpukit.models.generation import CacheSpec, Generator, Sampling
-from tpukit.models.generation.agreement import same_choices
-from tpukit.models.generation.held import NarrowSlots
-from tpukit.models.generation.token_codes import decode, encode, turned
+from tpukit.models.generation.cache_slots import QuantizedSlots, decode, encode, rotate
+from tpukit.models.generation.generator import same_choices
 from tpukit.parallel import create_mesh
 from tpukit.quantization import Codebook
 
@@ -71,8 +70,8 @@ def test_codes_of_a_codebook_are_its_nearest_entries():
 
 def test_turning_twice_changes_nothing_and_products_not_at_all():
     q, k = jax.random.normal(jax.random.key(0), (2, 5, 24))
-    np.testing.assert_allclose(turned(turned(q)), q, atol=1e-6)
-    np.testing.assert_allclose(turned(q) @ turned(k).T, q @ k.T, atol=1e-5)
+    np.testing.assert_allclose(rotate(rotate(q)), q, atol=1e-6)
+    np.testing.assert_allclose(rotate(q) @ rotate(k).T, q @ k.T, atol=1e-5)
 
 
 @pytest.mark.parametrize("slots", [32, 8])
@@ -82,7 +81,7 @@ def test_first_and_newest_tokens_are_read_as_they_came(slots):
     format = small_format("int4")
     told = jnp.asarray(rng.normal(size=(rows, 10, 1, width)), jnp.bfloat16)
     lengths = jnp.asarray([10, 1, 4])
-    held = NarrowSlots.empty((2, rows, slots), 1, width, format, None).fill(1, told, lengths)
+    held = QuantizedSlots.empty((2, rows, slots), 1, width, format, None).fill(1, told, lengths)
     record = [{p: told[r, p, 0] for p in range(int(lengths[r]))} for r in range(rows)]
     for step in range(12):
         token = jnp.asarray(rng.normal(size=(rows, 1, width)), jnp.bfloat16)

@@ -7,9 +7,9 @@ import pytest
 
 from tpukit.models import get_preset
 from tpukit.models.generation.cache import CacheSpec
+from tpukit.models.generation.cache_attention import attend_slots
 from tpukit.models.generation.forward import read_prompts, read_token
 from tpukit.models.generation.programs import DecodingPrograms
-from tpukit.models.generation.slots import attend_slots
 from tpukit.models.transformer.mixing import SharedKeys
 from tpukit.step import Workload
 

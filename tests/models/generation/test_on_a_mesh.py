@@ -70,5 +70,5 @@ def test_caches_lie_where_the_check_compiles_them():
 
 
 def test_axes_without_a_use_are_refused():
-    with pytest.raises(ShardingError, match="cannot use the mesh axis context=8"):
+    with pytest.raises(ShardingError, match="does not support the mesh axis context=8"):
         DecodingPrograms(CONFIGS["llama"], create_mesh({"context": 8}))

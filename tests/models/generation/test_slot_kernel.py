@@ -8,9 +8,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.hardware.target import target_chip
 from tpukit.models import get_preset
-from tpukit.models.generation.cache import CacheSpec, KeyCache, empty_cache, turn_of
+from tpukit.models.generation.cache import CacheSpec, KeyCache, empty_cache, rotation_of
+from tpukit.models.generation.cache_attention import SlotKernel
 from tpukit.models.generation.mixing import TokenMixing
-from tpukit.models.generation.slot_kernel import SlotKernel
 from tpukit.models.transformer.mixing import SharedKeys
 from tpukit.parallel import create_mesh
 
@@ -66,7 +66,7 @@ def test_it_takes_arrays_narrower_than_queries(config, kernel, kv, slots, taken)
 def test_a_layer_gets_what_it_gets_without_the_kernel(config, kernel, kv):
     q, k, v = tokens(config)
     (layer,) = config.kinds.values()
-    turn = turn_of(CacheSpec.of(kv))  # int4 turns channels, of tokens kept in bfloat16 too
+    turn = rotation_of(CacheSpec.of(kv))  # int4 turns channels, of tokens kept in bfloat16 too
     before = jax.tree.map(
         lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape).astype(leaf.dtype),
         cache_of(config, kv),

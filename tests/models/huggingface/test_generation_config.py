@@ -2,7 +2,7 @@
 
 import json
 
-from tpukit.models.huggingface.generation_config import (
+from tpukit.models.huggingface.config import (
     GENERATION_FILE,
     end_tokens,
     read_generation_config,

@@ -192,17 +192,17 @@ def test_compressed_tensors_is_what_its_library_makes_of_it(rng, bits, form, arg
     ("config", "words"),
     [
         ({"quant_method": "gptk"}, "gptq"),
-        ({"quant_method": "aqlm"}, "is not read here"),
+        ({"quant_method": "aqlm"}, "is not supported"),
         ({**GPTQ, "bits": 5}, "bits=5"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
         ({**GPTQ, "group_size": "many"}, "group_size='many'"),
         ({**AWQ, "version": "gemv"}, "gemv"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
-        ({"quant_method": "compressed-tensors", "format": "sparse-24"}, "not read"),
-        ({"quant_method": "compressed-tensors", "config_groups": 3}, "not as its library"),
+        ({"quant_method": "compressed-tensors", "format": "sparse-24"}, "not supported"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "is invalid"),
         (compressed(4, type="float", form="nvfp4-pack-quantized"), "nvfp4"),
         ({**BNB, "bnb_4bit_quant_type": "nf5"}, "nf5"),
-        ("gptq", "not an object"),
+        ("gptq", "expected an object"),
     ],
 )
 def test_configurations_that_are_not_read(config, words):

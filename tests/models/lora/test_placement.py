@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tpukit.models.lora.placement import thin_layout
-from tpukit.models.lora.targets import thin_shapes
+from tpukit.models.lora.adapter import lora_layout
+from tpukit.models.lora.spec import lora_shapes
 from tpukit.parallel import create_mesh
 from tpukit.parallel.sharding.layout import make_layout
 
@@ -25,8 +25,8 @@ def thin_specs(weight, spec, **sizes):
     """Where `a` and `b` lie beside a weight of this shape and spec."""
     mesh = create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
     base = make_layout(shapes({"w": weight}), mesh, None, rules=[("w", spec)])
-    thin = shapes({"w": dict(zip("ab", thin_shapes(weight, RANK), strict=True))})
-    layout = thin_layout(thin, base)
+    thin = shapes({"w": dict(zip("ab", lora_shapes(weight, RANK), strict=True))})
+    layout = lora_layout(thin, base)
     moments = layout.for_optimizer_state({"mu": thin, "count": jax.ShapeDtypeStruct((), jnp.int32)})
     assert moments["mu"] == layout.shardings
     assert moments["count"].spec == P()

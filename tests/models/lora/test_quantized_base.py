@@ -12,7 +12,7 @@ from tpukit.models.lora.spec import LoraSpec
 from tpukit.models.stored.parameter import is_stored
 from tpukit.models.stored.running import dense_parameters
 from tpukit.quantization import quantize_model
-from tpukit.quantization.frozen import rounded_base
+from tpukit.quantization.uniform import rounded_base
 from tpukit.step.parts import TrainState
 
 SPEC = LoraSpec(rank=4, alpha=6.0)
@@ -42,7 +42,7 @@ def kept_as(dense, format):
 def five_steps(base, **how):
     """The state after five steps beside parameters, and the losses."""
     work = Workload(CONFIG, **SHAPE, lora=SPEC, optimizer=OPTIMIZER, **how)
-    variables = work.adapter.beside(base, {}, jax.random.key(1))
+    variables = work.adapter.with_new_matrices(base, {}, jax.random.key(1))
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=variables.params,
@@ -86,7 +86,7 @@ def test_no_decoded_matrix_is_kept_for_the_way_back(dense):
     """What is saved between both passes holds no array of a whole matrix in float."""
     base = kept_as(dense, "int8")
     work = Workload(CONFIG, **SHAPE, lora=SPEC, optimizer=OPTIMIZER)
-    variables = work.adapter.beside(base, {}, jax.random.key(1))
+    variables = work.adapter.with_new_matrices(base, {}, jax.random.key(1))
 
     def loss(thin):
         out = work.adapter.apply(

@@ -88,7 +88,7 @@ def test_a_piece_and_both_sides_are_refused_with_a_reason():
         return (x @ params["piece"][:, :4]) @ params["tied"] @ params["tied"].T
 
     refused = find_matrices(apply, params, weights(2, 4)).refused
-    assert "piece" in refused["piece"]
+    assert "uses a part" in refused["piece"]
     assert "both sides" in refused["tied"]
 
 

@@ -12,7 +12,7 @@ from tpukit.models.generation import generate
 from tpukit.models.stored import running
 from tpukit.models.stored.calibration import find_matrices, path_text
 from tpukit.models.stored.parameter import matrices_of, store, with_stacks
-from tpukit.models.stored.part_stack import PartRuns, PartStack
+from tpukit.models.stored.parts import PartRuns, PartStack
 from tpukit.models.stored.running import dense_parameters, with_stored_parameters
 
 KEY = jax.random.key(0)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from tpukit.models.adapters.torch_module import vocabulary
 from tpukit.models.adapters.torch_module.adapter import TorchModel
+from tpukit.models.adapters.torch_module.lowerings import losses
 from tpukit.step import Workload
 from tpukit.torch.prepared import prepare
 
@@ -39,9 +39,9 @@ SHAPES = {
 def fused(monkeypatch):
     """Counts the losses that are computed from factors."""
     calls = []
-    inner = vocabulary.vocabulary_loss
+    inner = losses.vocabulary_loss
     monkeypatch.setattr(
-        vocabulary, "vocabulary_loss", lambda *a, **k: calls.append(a) or inner(*a, **k)
+        losses, "vocabulary_loss", lambda *a, **k: calls.append(a) or inner(*a, **k)
     )
     return calls
 

@@ -12,10 +12,15 @@ import pytest
 from tpukit.errors import TPUValidationError
 from tpukit.hardware.missing import Missing
 from tpukit.observe.alerts import Alert, AlertRule
-from tpukit.observe.alerts.actions import as_action, run_command, send_webhook
-from tpukit.observe.alerts.book import AlertBook
-from tpukit.observe.alerts.causes import NOTHING, likely_cause
-from tpukit.observe.alerts.worker import MOST_WAITING, ActionWorker
+from tpukit.observe.alerts.actions import (
+    MOST_WAITING,
+    ActionWorker,
+    AlertBook,
+    as_action,
+    run_command,
+    send_webhook,
+)
+from tpukit.observe.alerts.alert import NOTHING, likely_cause
 
 RULE = AlertRule(metric="utilization", condition="<", threshold=0.7, for_s=90)
 ALERT = Alert(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TPUValidationError
 from tpukit.hardware.missing import Missing
-from tpukit.observe.alerts.rule import AlertRule
-from tpukit.observe.alerts.state import RuleState
+from tpukit.observe.alerts.rule import AlertRule, RuleState
 
 GONE = Missing("server gone")
 
@@ -138,7 +137,7 @@ def test_missing_never_fires(condition):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"condition": "=="}, "compares nothing; give one of <, <=, >, >="),
+        ({"condition": "=="}, "is no comparison; give one of <, <=, >, >="),
         ({"clear": 2.0}, "would never end; give at most 1"),
         ({"condition": "<", "clear": 0.5}, "give at least 1"),
         ({"for_s": -1}, "0 or more seconds"),

@@ -10,7 +10,7 @@ from sample_runs import metric, write_lines
 from served import Served
 
 from tpukit.hardware import Slice
-from tpukit.hardware.layout import chip_positions
+from tpukit.hardware.slice import chip_positions
 
 
 def lines(path):

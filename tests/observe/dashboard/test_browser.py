@@ -12,9 +12,9 @@ from sample_runs import make_run, metric, reading, write_lines
 from served import Served
 
 from tpukit.observe.dashboard.access import Token
+from tpukit.observe.dashboard.app import look
 from tpukit.observe.dashboard.library import Library
 from tpukit.observe.dashboard.live import Pulse
-from tpukit.observe.dashboard.run_api import look
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 

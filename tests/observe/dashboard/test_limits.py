@@ -8,11 +8,10 @@ import pytest
 from sample_runs import make_run
 from served import Served
 
-from tpukit.observe.dashboard.connections import AcceptErrors, Connections
-from tpukit.observe.dashboard.library import Library
-from tpukit.observe.dashboard.memory import AnswerMemory, Reader
-from tpukit.observe.dashboard.queries import Query
-from tpukit.observe.dashboard.run_api import answer_about
+from tpukit.observe.dashboard.answers import Query
+from tpukit.observe.dashboard.app import answer_about
+from tpukit.observe.dashboard.library import AnswerMemory, Library, Reader
+from tpukit.observe.dashboard.serving import AcceptErrors, Connections
 
 HALF = b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -142,19 +141,19 @@ def test_answers_that_were_not_asked_for_longest_are_forgotten(runs):
 
 
 def test_a_run_that_ended_is_not_summarised_again_and_again(tmp_path, monkeypatch):
-    from tpukit.observe.dashboard import run_api
+    from tpukit.observe.dashboard import app
 
     make_run(tmp_path / "ended", steps=10, hosts=1, chips=1, ended="done")
     make_run(tmp_path / "running", steps=10, hosts=1, chips=1)
     seen, now = [], [0.0]
-    right = run_api.summary_view
+    right = app.summary_view
     monkeypatch.setattr(
-        run_api, "summary_view", lambda name, run: seen.append(name) or right(name, run)
+        app, "summary_view", lambda name, run: seen.append(name) or right(name, run)
     )
-    monkeypatch.setattr(run_api.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(app.time, "monotonic", lambda: now[0])
     library = Library([tmp_path], clock=time.perf_counter)
     for _ in range(5):
-        run_api.look(library)
-        now[0] += run_api.LOOKED_AT_LEAST_EVERY_S
+        app.look(library)
+        now[0] += app.LOOKED_AT_LEAST_EVERY_S
     assert seen.count("ended") <= 2
     assert seen.count("running") == 5

@@ -6,8 +6,7 @@ import pytest
 
 from tpukit.errors import TPUValidationError
 from tpukit.observe.dashboard.live_hosts import NAME, LiveHosts
-from tpukit.observe.exporters.prometheus import PrometheusExporter
-from tpukit.observe.exporters.prometheus_text import Labels
+from tpukit.observe.exporters.prometheus import Labels, PrometheusExporter
 from tpukit.observe.readings import Reading, Sample
 from tpukit.observe.runs import Run, find_runs
 
@@ -69,5 +68,5 @@ def test_a_run_that_begins_anew_leaves_no_later_steps(tmp_path):
 
 
 def test_an_address_that_is_none(tmp_path):
-    with pytest.raises(TPUValidationError, match="no address of a host"):
+    with pytest.raises(TPUValidationError, match="no host address"):
         LiveHosts(["not a host:x"], tmp_path)

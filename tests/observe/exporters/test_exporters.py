@@ -10,10 +10,8 @@ from monitoring_server import Monitoring
 
 from tpukit.errors import ConfigError, ProviderError, TPUValidationError
 from tpukit.observe.exporters.cloud_monitoring import CloudMonitoringExporter
-from tpukit.observe.exporters.jsonl import JsonlExporter
-from tpukit.observe.exporters.protocol import Exporter
-from tpukit.observe.exporters.tensorboard import TensorBoardExporter
-from tpukit.observe.readings import Reading, Sample
+from tpukit.observe.exporters.files import JsonlExporter, TensorBoardExporter
+from tpukit.observe.readings import Exporter, Reading, Sample
 from tpukit.observe.sources.replay import read_readings
 
 
@@ -186,7 +184,7 @@ class TestCloudMonitoring:
 
         monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
         service.stop()
-        with pytest.raises(ProviderError, match="took no metrics"):
+        with pytest.raises(ProviderError, match="refused the metrics"):
             exporter.write([reading()])
 
     def test_what_cannot_work_is_refused(self, service, monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -11,15 +10,23 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from free_ports import free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tpukit.errors import TPUValidationError
 from tpukit.hardware.detect import Accelerators
-from tpukit.observe.exporters.grafana import load_dashboard, write_dashboard
-from tpukit.observe.exporters.prometheus import PrometheusExporter, detect_labels
-from tpukit.observe.exporters.prometheus_text import UP, Labels, prometheus_name, write_text
+from tpukit.observe.exporters.prometheus import (
+    UP,
+    Labels,
+    PrometheusExporter,
+    detect_labels,
+    load_dashboard,
+    prometheus_name,
+    write_dashboard,
+    write_text,
+)
 from tpukit.observe.readings import METRICS, Reading, Sample
 
 LABELS = Labels(model="tpu-v6e-slice", tpu_topology="2x4", others={"pod": "worker-0"})
@@ -275,9 +282,7 @@ def prometheus(tmp_path, exporter):
     """Debian's Prometheus, scraping the exporter every second."""
     if PROMETHEUS is None:
         pytest.skip("no Prometheus server here (apt-get install prometheus)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
         "scrape_configs": [

@@ -13,8 +13,7 @@ from tpukit.errors import ConfigError, ProviderError
 from tpukit.hardware.missing import Missing
 from tpukit.observe import MetricsCollector, TpuMonitor
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource
-from tpukit.observe.sources.overhead import OverheadSource
-from tpukit.observe.sources.trainer import TrainerSource
+from tpukit.observe.sources.training import OverheadSource, TrainerSource
 
 
 @pytest.fixture

@@ -1,13 +1,7 @@
 """Recordings of programs made to be bound by one thing each, made once."""
 
-import sys
-from pathlib import Path
-
 import jax
 import pytest
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-
 from bound_programs import (
     communication_step,
     compute_step,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import TPUValidationError
+from tpukit.observe.profiling.hlo_proto import fields, programs_in
 from tpukit.observe.profiling.profile import read_newest, read_profile
 from tpukit.observe.profiling.reading import find_recordings
-from tpukit.observe.profiling.wire import fields, programs_in
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def test_any_bytes_are_fields_or_an_error(data):
 
 def test_what_is_no_profile_says_what_was_expected(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TPUValidationError, match=r"holds no profile.*TPUProfiler"):
+    with pytest.raises(TPUValidationError, match=r"contains no profile.*TPUProfiler"):
         find_recordings(tmp_path / "empty")
-    with pytest.raises(TPUValidationError, match="is not there"):
+    with pytest.raises(TPUValidationError, match="does not exist"):
         find_recordings(tmp_path / "missing")
     text = tmp_path / "notes.txt"
     text.write_text("not a profile")

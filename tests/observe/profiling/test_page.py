@@ -11,7 +11,7 @@ from tpukit.observe import TPUProfiler
 from tpukit.observe.profiling.page import PageContent, render_page, step_traces, write_page
 from tpukit.observe.profiling.profile import read_profile
 from tpukit.observe.profiling.steps import predicted_step
-from tpukit.observe.profiling.xprof_figures import XprofFigures, xprof_figures
+from tpukit.observe.profiling.xprof import XprofFigures, xprof_figures
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_page_says_what_the_analysis_says(recorded, written):
     assert "benchmarks/bound_programs.py:" in page.text
     for line in analysis.recommendations:
         assert " ".join(line.split()) in page.text
-    assert "XProf looks at TPUs and GPUs, and this ran on a CPU" in page.text
+    assert "XProf supports TPUs and GPUs, and this ran on a CPU" in page.text
     assert "jax reports no memory of cpu devices" in page.text
 
 
@@ -103,7 +103,7 @@ def test_xprof_is_asked_where_it_has_something_to_say(tmp_path):
 
 
 def test_without_xprof_the_extra_is_named(tmp_path, monkeypatch):
-    from tpukit.observe.profiling import xprof_figures as module
+    from tpukit.observe.profiling import xprof as module
 
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     reason = xprof_figures(hostile(tmp_path, "fusion").recording).reason
@@ -133,5 +133,5 @@ def test_in_a_browser(browser, written, width, dark):
 def test_a_report_of_nothing_says_so(tmp_path):
     from tpukit.errors import TPUValidationError
 
-    with pytest.raises(TPUValidationError, match=r"is not there|holds no profile"):
+    with pytest.raises(TPUValidationError, match=r"does not exist|contains no profile"):
         TPUProfiler(tmp_path / "none").generate_report()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tpukit.observe.profiling.judging import CPU_RIDGE, roof_of
 from tpukit.observe.profiling.recording import DeviceTrack
-from tpukit.observe.profiling.roofs import CPU_RIDGE, roof_of
 
 H200 = {
     "compute_cap_major": 9,

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from free_ports import free_port
 
 from tpukit.observe import TPUProfiler
 
@@ -27,9 +27,7 @@ def server(tmp_path):
     for name in ("train_step", "evaluate"):
         with profiler.profile(name):
             step(jax.numpy.ones((64, 64)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = Path(sys.executable).with_name("xprof")
     process = subprocess.Popen(
         [str(program), "--logdir", str(tmp_path / "profiles"), "--port", str(port)],

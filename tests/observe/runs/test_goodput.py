@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from tpukit.observe.runs import Run
 from tpukit.observe.runs.goodput import CAUSES, goodput_of
-from tpukit.records.attempt_recorder import AttemptRecorder
-from tpukit.records.attempts import attempts_of, close_killed
+from tpukit.records.attempts import AttemptRecorder, attempts_of, close_killed
 from tpukit.records.events import Event, EventsFile, read_events
 from tpukit.records.host_steps import HostSteps, steps_file
 from tpukit.records.ledger import Ledger
-from tpukit.runtime.run_files import EVENTS_FILE
+from tpukit.records.names import EVENTS_FILE
 
 STALL_S, SAVE_S = 0.1, 0.7
 
@@ -289,7 +288,7 @@ def test_a_full_disk_costs_events_and_not_the_run(tmp_path, caplog):
     assert [
         record.getMessage()
         for record in caplog.records
-        if "wait to be written" in record.getMessage()
+        if "cannot be written yet" in record.getMessage()
     ]
     assert len(caplog.records) == 1  # once, not at every step
     steps = HostSteps(tmp_path / "none", 0)

@@ -7,11 +7,11 @@ import threading
 import pytest
 from sample_runs import make_run, write_lines
 
+from tpukit.observe.dashboard.answers import Query
+from tpukit.observe.dashboard.app import RUN_VIEWS, answer_about, look
 from tpukit.observe.dashboard.library import Library
-from tpukit.observe.dashboard.queries import Query
-from tpukit.observe.dashboard.run_api import RUN_VIEWS, answer_about, look
 from tpukit.observe.runs import Run, growing_file
-from tpukit.observe.runs.sampling import sample_records
+from tpukit.observe.runs.growing_file import sample_records
 from tpukit.observe.top.feed import Feed
 from tpukit.records.events import read_events
 from tpukit.runtime.plain_files import open_plain, read_plain

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tpukit.observe.runs.growing_file import Piece
-from tpukit.observe.runs.records_table import RecordsTable
+from tpukit.observe.runs.series import RecordsTable
 
 # With the number that each of them is in a column.
 ODD_VALUES = {

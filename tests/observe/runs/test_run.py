@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tpukit.errors import TPUValidationError
 from tpukit.observe import Run
-from tpukit.observe.runs.records_table import RecordsTable
+from tpukit.observe.runs.series import RecordsTable
 from tpukit.records.events import EventsFile
 
 

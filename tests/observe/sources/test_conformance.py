@@ -1,5 +1,6 @@
 """One contract for every source: gone is missing with a reason, back is seen, nothing raises."""
 
+import ast
 import http.server
 import json
 import os
@@ -15,20 +16,15 @@ import psutil
 import pytest
 from libtpu_server import LibtpuServer
 
-from tpukit.observe.readings import METRICS, Reading
-from tpukit.observe.sources import jax_memory
+from tpukit.observe.readings import METRICS, Reading, Source
 from tpukit.observe.sources import libtpu_sdk as libtpu_sdk_module
-from tpukit.observe.sources.host import HostSource
-from tpukit.observe.sources.jax_memory import JaxSource
+from tpukit.observe.sources import machine
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource
-from tpukit.observe.sources.nvml import NvmlSource
-from tpukit.observe.sources.overhead import OverheadSource
-from tpukit.observe.sources.program import ProgramSource
-from tpukit.observe.sources.protocol import Source
+from tpukit.observe.sources.machine import HostSource, JaxSource, NvmlSource
+from tpukit.observe.sources.prometheus import PrometheusSource
 from tpukit.observe.sources.replay import ReplaySource
-from tpukit.observe.sources.scraped import PrometheusSource
-from tpukit.observe.sources.trainer import TrainerSource
+from tpukit.observe.sources.training import OverheadSource, ProgramSource, TrainerSource
 
 GiB = 2**30
 
@@ -101,7 +97,7 @@ def jax_devices(tmp_path, monkeypatch, after):
 
     device = SimpleNamespace(device_kind="TPU v6 lite", memory_stats=memory_stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    monkeypatch.setattr(jax_memory, "jax_state", lambda: "initialised")
+    monkeypatch.setattr(machine, "jax_state", lambda: "initialised")
     lost = jax.errors.JaxRuntimeError("UNAVAILABLE: device lost")
     return Rig(
         JaxSource(),
@@ -344,8 +340,9 @@ def test_on_this_machine_without_chips_there_are_reasons_and_no_zeros(name):
 
 
 def test_this_file_covers_every_source():
-    folder = Path(jax_memory.__file__).parent
-    others = {"__init__", "protocol", "libtpu_messages", "libtpu_sdk_child", "distributions"}
-    sources = {path.stem for path in folder.glob("*.py")} - others
+    folder = Path(machine.__file__).parent
+    nodes = [node for path in folder.glob("*.py") for node in ast.parse(path.read_text()).body]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    sources = {name for name in classes if name.endswith("Source")}
     covered = {make.__name__ for make in RIGS}
     assert len(sources) == len(covered), (sources, covered)

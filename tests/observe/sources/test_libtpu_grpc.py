@@ -7,9 +7,13 @@ from libtpu_server import DCN, DUTY_CYCLE, MEMORY_USED, Chips, LibtpuServer, gen
 from tpu_info import device as tpu_device
 from tpu_info import metrics as tpu_info
 
-from tpukit.observe.sources.distributions import Buckets
-from tpukit.observe.sources.libtpu_grpc import SERVED, LibtpuSource
-from tpukit.observe.sources.libtpu_messages import MESSAGES, message_class
+from tpukit.observe.sources.libtpu_grpc import (
+    MESSAGES,
+    SERVED,
+    Buckets,
+    LibtpuSource,
+    message_class,
+)
 
 V6E, V3 = tpu_device.TpuChip.V6E, tpu_device.TpuChip.V3
 
@@ -153,14 +157,14 @@ def test_a_metric_this_libtpu_has_not_is_missing_with_its_words(server):
 
 def test_a_metric_without_values_is_missing(server, source):
     server.chips.idle = []
-    assert "has none now" in source.read().missing["idle_seconds"]
+    assert "has no values now" in source.read().missing["idle_seconds"]
 
 
 def test_no_latency_is_made_up_where_nothing_was_transferred(server, source):
     server.chips.latencies = {"8MB+": [0, 0, 0]}
     reading = source.read()
     assert reading.values("dcn_latency_seconds") == []
-    assert reading.missing["dcn_latency_seconds"] == "nothing of the kind has happened yet"
+    assert reading.missing["dcn_latency_seconds"] == "no such event has happened yet"
     # tpu-info itself says 1 µs here, which nobody measured.
     (theirs,) = tpu_info.get_transfer_latency("buffer_transfer_latency", addr=server.address)
     assert theirs.p50 == 1.0

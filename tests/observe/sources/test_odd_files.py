@@ -6,13 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tpukit.observe.alerts.book import AlertBook
+from tpukit.observe.alerts.actions import AlertBook
 from tpukit.observe.alerts.rule import AlertRule
-from tpukit.observe.exporters.prometheus_text import Labels, write_text
+from tpukit.observe.exporters.prometheus import Labels, write_text
 from tpukit.observe.monitor.current import KEYS, summarize
-from tpukit.observe.sources.overhead import OverheadSource
 from tpukit.observe.sources.replay import ReplaySource
-from tpukit.observe.sources.trainer import TrainerSource
+from tpukit.observe.sources.training import OverheadSource, TrainerSource
 
 WORDS = st.sampled_from(
     [

@@ -11,14 +11,11 @@ import pytest
 from child_processes import children_running
 
 from tpukit.observe import TPUProfiler
-from tpukit.observe.sources import jax_memory, libtpu_sdk
-from tpukit.observe.sources.host import HostSource
-from tpukit.observe.sources.jax_memory import JaxSource
+from tpukit.observe.sources import libtpu_sdk, machine
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource, read_answer
-from tpukit.observe.sources.nvml import NvmlSource
-from tpukit.observe.sources.overhead import OverheadSource, _predicted_share
+from tpukit.observe.sources.machine import HostSource, JaxSource, NvmlSource
 from tpukit.observe.sources.replay import ReplaySource, replay
-from tpukit.observe.sources.trainer import TrainerSource
+from tpukit.observe.sources.training import OverheadSource, TrainerSource, _predicted_share
 
 
 def write_run(folder, *records, batch_size=None, flops_per_step=None):
@@ -28,9 +25,9 @@ def write_run(folder, *records, batch_size=None, flops_per_step=None):
     if batch_size is not None:
         (folder / "run.json").write_text(json.dumps({"identity": {"batch_size": batch_size}}))
     if flops_per_step is not None:
-        started = {"event": "attempt started", "flops_per_step": flops_per_step}
+        started = {"time": 2.0, "event": "attempt started", "flops_per_step": flops_per_step}
         (folder / "events.jsonl").write_text(
-            json.dumps({"event": "attempt started", "flops_per_step": 1.0})
+            json.dumps({"time": 1.0, "event": "attempt started", "flops_per_step": 1.0})
             + "\n"
             + json.dumps(started)
             + "\n"
@@ -195,7 +192,7 @@ class TestSdk:
         assert source.is_asking  # so the reading did not wait for the child
         source.wait()
         assert "did not answer within 1 s" in source.read().missing["tensorcore_utilization"]
-        assert not children_running("libtpu_sdk_child")
+        assert not children_running("sources.libtpu_sdk")
 
     def test_it_asks_seldom(self, plugged):
         now = [0.0]
@@ -231,7 +228,7 @@ class TestNvml:
         }.items():
             monkeypatch.setattr(pynvml, name, answer)
         reading = NvmlSource().read()
-        assert reading.missing == {"power_watts": "this GPU does not tell it"}
+        assert reading.missing == {"power_watts": "this GPU does not report it"}
         assert reading.values("duty_cycle") == [0.5, 0.5]
         # NVML's own "memory utilization" is no share of bandwidth and must not pass for it.
         assert reading.values("memory_bandwidth_utilization") == []
@@ -264,18 +261,18 @@ class TestHost:
 
 class TestJax:
     def test_devices_are_never_opened_by_a_reading(self, monkeypatch):
-        monkeypatch.setattr(jax_memory, "jax_state", lambda: "imported")
+        monkeypatch.setattr(machine, "jax_state", lambda: "imported")
         assert "has not opened" in JaxSource().read().missing["memory_used"]
 
     def test_a_runtime_that_counts_nothing_says_so(self, monkeypatch):
         import jax
 
-        monkeypatch.setattr(jax_memory, "jax_state", lambda: "initialised")
+        monkeypatch.setattr(machine, "jax_state", lambda: "initialised")
         device = SimpleNamespace(device_kind="cpu", memory_stats=lambda: None)
         monkeypatch.setattr(jax, "local_devices", lambda: [device])
         reading = JaxSource().read()
         assert set(reading.missing) == {"memory_used", "memory_total", "memory_peak"}
-        assert reading.missing["memory_used"] == "the runtime of cpu counts no memory"
+        assert reading.missing["memory_used"] == "the runtime of cpu reports no memory"
 
 
 class TestReplay:

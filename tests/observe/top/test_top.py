@@ -21,12 +21,11 @@ from typer.testing import CliRunner
 
 from tpukit.cli.app import app
 from tpukit.errors import TPUValidationError
-from tpukit.observe.exporters.prometheus_text import Labels, write_text
+from tpukit.observe.exporters.prometheus import Labels, write_text
 from tpukit.observe.readings import METRICS, Reading, Sample
-from tpukit.observe.scraping import ScrapedHost
-from tpukit.observe.top.bars import sparkline
-from tpukit.observe.top.feed import Feed
-from tpukit.observe.top.live import PressedKeys
+from tpukit.observe.sources.prometheus import ScrapedHost
+from tpukit.observe.top.columns import sparkline
+from tpukit.observe.top.feed import Feed, PressedKeys
 from tpukit.observe.top.screen import Screen
 
 
@@ -107,7 +106,7 @@ def test_hosts_that_fell_silent_are_counted_and_not_shown(tmp_path):
     snapshot = Feed(run, hosts=[str(run)]).read()
     assert snapshot.hosts == ()
     text = drawn(snapshot)
-    assert "2 hosts fell silent" in text
+    assert "2 hosts stopped reporting" in text
     assert "silent since" in text
 
 
@@ -196,17 +195,17 @@ def test_a_host_that_does_not_answer_is_shown_with_the_reason(tmp_path, monkeypa
 
 @pytest.mark.parametrize("address", ["", "ftp://x", "host:port", "http://", "[::1", "a:99999999"])
 def test_what_is_no_address_is_refused(address):
-    with pytest.raises(TPUValidationError, match="is no address"):
+    with pytest.raises(TPUValidationError, match="is no host address"):
         ScrapedHost(address)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(TPUValidationError, match="is no run directory"):
         Feed(hosts=[str(tmp_path)])
-    with pytest.raises(TPUValidationError, match="holds no run"):
+    with pytest.raises(TPUValidationError, match="contains no run"):
         Feed(tmp_path)
     (tmp_path / "empty.jsonl").write_text("nothing\n")
-    with pytest.raises(TPUValidationError, match="holds no readings"):
+    with pytest.raises(TPUValidationError, match="contains no readings"):
         Feed(recording=tmp_path / "empty.jsonl")
 
 

@@ -10,7 +10,7 @@ from qwix._src.core import qarray, ragged_dot
 from qwix._src.core.ragged_dot_qt import RaggedDotQtConfig, ragged_dot_qt
 
 from tpukit.kernels.ops.grouped_matmul import pallas_tpu
-from tpukit.kernels.ops.grouped_matmul.narrow import multiply_groups, sum_groups
+from tpukit.kernels.ops.grouped_matmul.api import multiply_groups, sum_groups
 from tpukit.parallel.experts.float8 import grouped_matmul_float8, round_weight
 from tpukit.parallel.experts.layer import moe_ffn
 

@@ -140,9 +140,9 @@ def test_bias_updates_even_out_a_skewed_router():
 
 
 def test_errors_name_what_would_work():
-    with pytest.raises(TPUValidationError, match=r"k=5 .* there are 4: k must be between 1 and 4"):
+    with pytest.raises(TPUValidationError, match=r"k=5 .* 4 experts; k must be between 1 and 4"):
         route(logits_of(2, 4), 5)
     with pytest.raises(TPUValidationError, match=r"'sofmax' is unknown.*Did you mean 'softmax'"):
         route(logits_of(2, 4), 1, score="sofmax")
-    with pytest.raises(TPUValidationError, match=r"capacity_factor=0 leaves experts no room"):
+    with pytest.raises(TPUValidationError, match=r"capacity_factor=0 must be positive"):
         expert_capacity(8, num_experts=4, k=1, capacity_factor=0)

@@ -239,7 +239,7 @@ def test_errors_name_the_fix(mesh):
         run(x)
     with pytest.raises(ShardingError, match=r"have \[3, 4\] micro-batches"):
         run({"a": x, "b": x[:3]}, mesh=mesh)
-    with pytest.raises(ShardingError, match=r"takes float32\[2, 8\] and returns float32\[2, 1\]"):
+    with pytest.raises(ShardingError, match=r"takes float32\[2, 8\] but returns float32\[2, 1\]"):
         pipeline(lambda w, x: x[:, :1], jnp.ones((2, D, D)), x, mesh=mesh)
     with pytest.raises(TPUValidationError, match=r"'gpip' is unknown.*Did you mean 'gpipe'"):
         pipeline_value_and_grad(

@@ -125,5 +125,5 @@ def test_without_a_mesh_it_is_the_op(arrays):
 def test_what_cannot_be_split_is_refused(mesh, arrays):
     with pytest.raises(ShardingError, match="sequence of 62 cannot be split over 'context'=4"):
         context_gated_delta(*(x[:, :62] for x in arrays[:5]), mesh=mesh)
-    with pytest.raises(ShardingError, match="A filter of 4 tokens reaches beyond the piece"):
+    with pytest.raises(ShardingError, match="A filter of 4 tokens extends beyond the piece"):
         context_short_convolution(jnp.ones((1, 8, 3)), jnp.ones((3, 4)), mesh=mesh)

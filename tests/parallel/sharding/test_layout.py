@@ -17,7 +17,7 @@ from rich.console import Console
 from tpukit.parallel import abstract_mesh, create_mesh, make_layout, unpad
 from tpukit.parallel.sharding.rules import spec_entries
 from tpukit.parallel.sharding.strategy import strategy_names
-from tpukit.step.optimizer.moments import scale_by_int8_adam
+from tpukit.step.int8_adam import scale_by_int8_adam
 
 
 def shape(*sizes, dtype=jnp.float32):

@@ -50,7 +50,7 @@ def test_a_rule_that_matches_nothing_is_reported(mesh, caplog):
         (("(w", ("data",)), r"'\(w' is not a regular expression"),
         (
             ("table", (None, None, "data")),
-            r"'embed/table' has 3 entries and its shape is \(32, 16\)",
+            r"'embed/table' has 3 entries, but its shape is \(32, 16\)",
         ),
     ],
 )

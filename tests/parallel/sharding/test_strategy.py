@@ -157,7 +157,7 @@ def test_a_strategy_that_cannot_work_says_why(strategy, axes, message):
 @pytest.mark.parametrize(
     ("strategy", "axis", "message"),
     [
-        ("pipeline", "stage", "found no parameter to split among 1 arrays; stack the layers"),
+        ("pipeline", "stage", "found no parameter to shard among 1 arrays; stack the layers"),
         ("expert", "expert", "keep the experts in one array"),
         ("megatron", "model", "label the dimensions"),
     ],

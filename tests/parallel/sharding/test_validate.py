@@ -84,7 +84,7 @@ def test_a_long_diff_is_cut(mesh):
     ("expected", "message"),
     [
         (P("modle"), r"names the axis 'modle'.*Did you mean 'model'"),
-        (P(None, None, "data"), r"has 3 entries and its shape is \(8, 8\)"),
+        (P(None, None, "data"), r"has 3 entries, but its shape is \(8, 8\)"),
         (P(("data", "model"), "data"), r"uses the axis 'data' twice"),
         ([P(), P()], r"got 2 specs for 1 leaves"),
         ("fspd", r"Unknown sharding strategy 'fspd'"),

@@ -122,7 +122,7 @@ def test_a_model_with_a_token_in_it_is_refused(here):
 
 def test_nothing_outside_the_folder_is_shipped(here, tmp_path):
     (tmp_path / "outside.txt").write_text("x")
-    with pytest.raises(ConfigError, match="lies outside"):
+    with pytest.raises(ConfigError, match="is outside"):
         make_bundle(job(launch={"include": ["../outside.txt"]}))
     (here / "configs" / "link").symlink_to(tmp_path / "outside.txt")
     with pytest.raises(ConfigError, match="is a link to a file outside"):

@@ -21,8 +21,7 @@ from tpukit.pods import Cause, PreemptionHandler, Store
 from tpukit.pods.cost import CostReport
 from tpukit.pods.launching.background import BackgroundRun, remove_old_logs
 from tpukit.pods.launching.launch import LOCK, RUNS, Launch, launch, prepare_launch
-from tpukit.pods.launching.result import LaunchResult
-from tpukit.pods.launching.run_log import FILE
+from tpukit.pods.launching.run_log import FILE, LaunchResult
 from tpukit.pods.listing import PodListing
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.reconciler import Reconciler
@@ -118,11 +117,11 @@ def test_a_run_in_the_background_is_followed(here, store):
         "run-a1 is ready in local-a: 2 hosts",
         "attempt 1 on run-a1 begins",
         "attempt 1 ended: finished",
-        "run-a1 in local-a is given back",
+        "run-a1 in local-a is released",
     ]
     result = LaunchResult("run", entries[-1], CostReport.of(store, "run"))
     assert (result.exit_code, result.cause) == (0, Cause.DONE)
-    assert "no price: 'local' runs on machines of your own" in result.__rich__()
+    assert "no price: 'local' uses your own machines" in result.__rich__()
     again = list(BackgroundRun.find(store, "run").entries(follow=False))
     assert [entry.text for entry in again] == [entry.text for entry in entries]
 
@@ -170,7 +169,7 @@ def test_one_supervisor_a_run(here, store):
     until_step(run, 2)
     again = prepare_launch("job.yaml", name="run", state=store)
     for second in (again.run, lambda: BackgroundRun.start(again)):
-        with pytest.raises(ConfigError, match="supervised by another process already"):
+        with pytest.raises(ConfigError, match="already supervised by another process"):
             second()
     until_step(run, 4)
     run.stop(wait_s=30)

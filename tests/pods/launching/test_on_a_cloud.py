@@ -57,7 +57,7 @@ def test_a_pod_that_is_taken_away_is_replaced_in_another_zone(cloud, job, tmp_pa
     assert (tmp_path / "run" / "saved").read_text() == "60"
     assert [attempt.zone for attempt in outcome.attempts] == [HERE, THERE]
     assert outcome.attempts[0].ending.cause is Cause.SPOT
-    assert "$12.35 an hour (prices of 2026" in lines[0]
+    assert "$12.35 per hour (prices of 2026" in lines[0]
     store = Store()
     assert store.wanted.all() == []
     report = CostReport.of(store, "run")

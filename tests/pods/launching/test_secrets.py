@@ -10,7 +10,7 @@ from child_processes import children
 
 from tpukit.errors import ConfigError
 from tpukit.job import Job
-from tpukit.job.view import SettingsView
+from tpukit.job.settings import SettingsView
 from tpukit.pods import Store
 from tpukit.pods.launching.background import BackgroundRun
 from tpukit.pods.launching.launch import prepare_launch, read_variables
@@ -49,7 +49,7 @@ def test_nothing_that_is_shown_holds_it(ready):
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch):
     monkeypatch.delenv("NOT_HERE", raising=False)
-    with pytest.raises(ConfigError, match=r"environment\.TOKEN is to be taken from \$NOT_HERE"):
+    with pytest.raises(ConfigError, match=r"environment\.TOKEN refers to \$NOT_HERE"):
         read_variables({"TOKEN": "$NOT_HERE"})
 
 

@@ -32,7 +32,7 @@ WRONG = {
     "too few data": ({"sequence_length": 100000}, "100000"),
     "no such hook": ({"train": {"hooks": ["wandbb"]}}, "wandb"),
     "evaluation data": ({"train": {"eval_data": "gone.npy"}}, "gone.npy"),
-    "a folder of something else": ({"train": {"run_dir": "full"}}, "holds files but no run"),
+    "a folder of something else": ({"train": {"run_dir": "full"}}, "contains files but no run"),
     "a model that fails": ({"model": "mine.py:broken", "train": {}}, "not today"),
 }
 
@@ -92,7 +92,7 @@ def test_a_launch_asks_nobody_for_a_job_that_training_refuses(here):
     write(here, WRONG["no data"][0])
     ran = CliRunner().invoke(app, ["launch", "job.yaml", "--provider", "local", "--dry-run"])
     assert isinstance(ran.exception, ConfigError)
-    assert "so no pod is asked for: there is no data to train on" in str(ran.exception)
+    assert "so no pod was requested: there is no data to train on" in str(ran.exception)
     store = Store()
     assert (store.wanted.all(), store.events(), store.attempts("job")) == ([], [], [])
     store.close()
@@ -113,5 +113,5 @@ def test_data_of_the_hosts_do_not_hinder_the_check(here):
     assert (notes, told) == ([], ["checking model and data as tpukit train does"])
     own = job.replace(model="mine.py:broken")
     (note,) = refuse_untrainable(own, make_bundle(own), {}, is_local=False, progress=told.append)
-    assert "gs://bucket/tokens, which only the hosts see" in note
+    assert "gs://bucket/tokens, which only the hosts can read" in note
     assert json.dumps(note)

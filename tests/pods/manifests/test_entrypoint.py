@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tpukit.pods.manifests.entrypoint import PROGRAM
+from tpukit.pods.manifests.jobset import PROGRAM
 from tpukit.runtime.multihost import DEFAULT_PORT
 
 RANK = {

@@ -48,15 +48,7 @@ SELECTOR = f"{POD}.nodeSelector"
 LIMIT = f"{POD}.containers.0.resources.limits.google|com/tpu"
 MISTAKES = [
     # path, value, id of the finding, words in it
-    ("spec.failurepolicy", {}, "manifest.unknown", "Did you mean 'failurePolicy'"),
-    (f"{POD}.nodeselector", {}, "manifest.unknown", "Did you mean 'nodeSelector'"),
-    ("spec.replicatedJobs.0.replicas", "2", "manifest.type", "'2' is not a whole number"),
-    ("spec.failurePolicy.rules.0.action", "RestartJobset", "manifest.choice", "Did you mean"),
-    (f"{JOB}.template", GONE, "manifest.missing", "'template' is missing"),
-    (f"{SELECTOR}.x", True, "manifest.type", "put it in quotes"),
-    ("apiVersion", "jobset.x-k8s.io/v1alpha1", "manifest.version", "v1alpha2"),
     ("kind", "Jobset", "manifest.kind", "Did you mean 'JobSet'"),
-    ("metadata.name", GONE, "manifest.name", "metadata.name is missing"),
     ("metadata.name", "x" * 60, "jobset.name", "63 are allowed"),
     ("metadata.name", "Gem", "jobset.name", "beginning with a letter"),
     ("spec.coordinator", {"replicatedJob": "slices"}, "jobset.coordinator", "Did you mean 'slice'"),
@@ -70,18 +62,18 @@ MISTAKES = [
     (f"{SELECTOR}.{SHAPE}", "4x5", "slice.topology", "4x5"),
     (f"{SELECTOR}.{SHAPE}", "4X4", "slice.topology", "nodes spell it '4x4'"),
     (f"{SELECTOR}.{SHAPE}", GONE, "slice.topology", "any slice of it"),
-    (f"{SELECTOR}.{CHIP}", GONE, "slice.accelerator", "which generation"),
+    (f"{SELECTOR}.{CHIP}", GONE, "slice.accelerator", "no particular generation"),
     (LIMIT, 8, "slice.chips", "hosts of v6e-16 have 4"),
-    (LIMIT, GONE, "slice.chips", "ask for no google.com/tpu"),
+    (LIMIT, GONE, "slice.chips", "request no google.com/tpu"),
     (f"{JOB}.parallelism", 2, "slice.hosts", "v6e-16 has 4 hosts"),
     (f"{JOB}.completions", 8, "slice.completions", "would not run together"),
-    (f"{JOB}.completionMode", "NonIndexed", "slice.indexed", "no host knows its number"),
+    (f"{JOB}.completionMode", "NonIndexed", "slice.indexed", "no host has a number"),
     (f"{POD}.tolerations", GONE, "slice.toleration", "do not tolerate"),
     (f"{POD}.dnsPolicy", GONE, "slice.dns", "do not resolve"),
     ("spec.failurePolicy", GONE, "restarts.none", "the first failure"),
     ("spec.failurePolicy.restartStrategy", GONE, "restarts.mixed", "BlockingRecreate"),
     ("spec.failurePolicy.restartStrategy", "InPlaceRestart", "restarts.in_place", "backoffLimit"),
-    ("spec.failurePolicy.rules.0", {"action": "FailJobSet"}, "restarts.shadowed", "never counts"),
+    ("spec.failurePolicy.rules.0", {"action": "FailJobSet"}, "restarts.shadowed", "never applies"),
     ("spec.failurePolicy.rules.0.onJobFailureMessagePatterns", ["("], "restarts.pattern", "'('"),
     (f"{POD}.restartPolicy", GONE, "restarts.alone", "(JobSet's default): podFailurePolicy needs"),
     (f"{JOB}.backoffLimit", GONE, "restarts.backoff", "6 (the default)"),
@@ -89,7 +81,7 @@ MISTAKES = [
     (f"{JOB}.podFailurePolicy", GONE, "restarts.charged", "charged to maxRestarts"),
     (f"{JOB}.podFailurePolicy.rules.1", GONE, "restarts.survivors", "jobset#1117"),
     (f"{JOB}.podFailurePolicy.rules.0.action", "Ignore", "restarts.ignored", "replaced alone"),
-    (f"{JOB}.podFailurePolicy.rules.1.onExitCodes.values", [0], "restarts.rule", "no failure"),
+    (f"{JOB}.podFailurePolicy.rules.1.onExitCodes.values", [0], "restarts.rule", "not a failure"),
     (f"{JOB}.podFailurePolicy.rules.1.onExitCodes.containerName", "x", "restarts.rule", "train"),
     ("metadata.labels.kueue|x-k8s|io/queue-name", "tpus", "queue.local", "Did you mean 'tpu'"),
     (f"{POD}.containers.0.resources.limits.cpu", 4, "queue.quota", "resource cpu unavailable"),
@@ -110,13 +102,10 @@ def test_slices_that_nothing_keeps_together_are_found():
 
 
 QUEUE_MISTAKES = [
-    ("ClusterQueue", "spec.cohort", "x", "manifest.gone", "cohortName"),
-    ("ClusterQueue", "spec.admissionChecks", ["x"], "manifest.gone", "admissionChecksStrategy"),
     ("ClusterQueue", "spec.stopPolicy", "Hold", "queue.stopped", "is stopped"),
     ("ClusterQueue", "spec.resourceGroups.0.flavors.0.name", "x", "queue.flavor", "inactive"),
     ("ClusterQueue", "spec.resourceGroups.0.coveredResources", ["a"], "queue.covered", "covered"),
     ("ClusterQueue", "metadata.name", "other", "queue.cluster", "no ClusterQueue 'tpu'"),
-    ("ClusterQueue", "apiVersion", "kueue.x-k8s.io/v1beta1", "manifest.version", "deprecated"),
     (
         "ResourceFlavor",
         f"spec.nodeLabels.{SHAPE}",
@@ -124,7 +113,7 @@ QUEUE_MISTAKES = [
         "queue.quota",
         "2x4",
     ),
-    ("ResourceFlavor", "spec.nodeLabels", {}, "queue.counted", "counts its chips alone"),
+    ("ResourceFlavor", "spec.nodeLabels", {}, "queue.counted", "counts only its chips"),
 ]
 
 
@@ -147,13 +136,13 @@ def pool(**other):
         ([pool(labels={TOPOLOGY: "2x4"})], "gke-tpu-topology is 2x4 there, not 4x4"),
         ([pool(chips=1)], "a node has 1 chips"),
         ([pool(taints=({"key": "own", "effect": "NoSchedule"},))], "taint own is not tolerated"),
-        ([pool()], "2 node pools of 4 nodes are needed, one a slice, and 1 are there"),
+        ([pool()], "2 node pools of 4 nodes are needed, one per slice, but 1 exist"),
         ([pool(), pool(name="q", nodes=3)], "q has 3 nodes"),
     ],
 )
 def test_admitted_and_never_placed_is_said_with_why(pools, words):
     (finding,) = lint(DOCUMENTS, pools=pools).errors
-    assert "would be admitted and never placed" in finding.seen
+    assert "would be admitted but never placed" in finding.seen
     assert words in finding.seen
     assert lint(DOCUMENTS, pools=[pool(), pool(name="q")]).is_ok
 

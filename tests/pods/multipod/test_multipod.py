@@ -240,7 +240,7 @@ def test_a_manager_gives_the_pods_and_says_which_are_lost():
     keeper.pods["job-a0"] = keeper.pods["job-a0"].in_state(PodState.SUSPENDED, "preempted")
     del keeper.pods["job-a2"]
     result = pods.step_synchronized(gradients_of(3)).result()
-    assert result.dropped == {"job-a0": "preempted", "job-a2": "it is no longer there"}
+    assert result.dropped == {"job-a0": "preempted", "job-a2": "it no longer exists"}
     assert result.pods == ("job-a1",)
 
 
@@ -252,9 +252,9 @@ def test_pods_that_were_given_are_given_back_when_one_is_not():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ConfigError, match="Say which pods"):
+    with pytest.raises(ConfigError, match="No pods are set"):
         MultiPodManager().build()
-    with pytest.raises(ConfigError, match="needs the same slice"):
+    with pytest.raises(ConfigError, match="need the same slice"):
         MultiPodManager().with_pods([CONFIG, PodConfig(tpu_type="v6e-16")]).build()
     with pytest.raises(ConfigError, match="no stage between pods"):
         pods_of(2).with_allreduce_strategy("flat").with_compression().build()

@@ -8,9 +8,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from tpukit.compiler import compile_for
 from tpukit.compiler.hlo.collectives import find_collective
 from tpukit.compiler.timeline.network import SliceExchange
-from tpukit.pods.multipod.compression import RoundingResiduals, compressed_sum
-from tpukit.pods.multipod.strategy import AllReduceStrategy, PodTopology
-from tpukit.pods.multipod.sums import DCN, ICI, sum_over_devices
+from tpukit.pods.multipod.sums import (
+    DCN,
+    ICI,
+    AllReduceStrategy,
+    PodTopology,
+    RoundingResiduals,
+    compressed_sum,
+    sum_over_devices,
+)
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 NUMBERS = 2**24

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("one_host.py")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pods-processes")]
@@ -20,9 +20,7 @@ def gradient(host, step):
 
 
 def start(hosts, pods, steps, folder, *, pause_s=0.0):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for host in range(hosts):
         environment = os.environ | {

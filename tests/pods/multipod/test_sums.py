@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from tpukit.pods.multipod.compression import BLOCK, RoundingResiduals, compressed_sum
-from tpukit.pods.multipod.strategy import AllReduceStrategy, PodTopology, neighbourly_order
-from tpukit.pods.multipod.sums import DCN, ICI, sum_over_devices
+from tpukit.pods.multipod.sums import (
+    BLOCK,
+    DCN,
+    ICI,
+    AllReduceStrategy,
+    PodTopology,
+    RoundingResiduals,
+    compressed_sum,
+    neighbourly_order,
+    sum_over_devices,
+)
 
 EVERY = PartitionSpec((DCN, ICI))
 SHAPES = [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (8, 1), (7, 1)]

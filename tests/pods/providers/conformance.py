@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import psutil
 import pytest
 
 from tpukit.errors import TPUError
@@ -90,6 +91,14 @@ def events_until_end(gang, patience_s=PATIENCE_S):
 
 def ending_of(gang):
     return events_until_end(gang)[-1].ending
+
+
+def is_running(process):
+    """Whether a process of a host runs: emulated hosts are processes of this machine."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_for_lines(gang, text, count):
@@ -234,10 +243,18 @@ class ProviderConformance:
 
     def test_closing_ends_everything_at_once(self, case):
         pod, gang = case.run(
-            "closes-a1", "print('begun', flush=True); import time; time.sleep(600)"
+            "closes-a1",
+            "import os, time; print('begun', os.getpid(), flush=True); time.sleep(600)",
         )
-        wait_for_lines(gang, "begun", len(pod.hosts))
+        begun = wait_for_lines(gang, "begun", len(pod.hosts))
+        processes = {int(line.text.split()[-1]) for line in begun}
+        assert len(processes) == len(pod.hosts)
+        assert all(is_running(process) for process in processes)
         gang.close()
+        deadline = time.monotonic() + PATIENCE_S
+        while left := [process for process in processes if is_running(process)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(POLL_S)
 
     def test_an_eviction_is_not_a_failure(self, case):
         if case.preempt is None:

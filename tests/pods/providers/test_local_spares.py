@@ -7,7 +7,7 @@ import pytest
 
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Cause, Command, PodConfig
-from tpukit.pods.providers.local import spares
+from tpukit.pods.providers.local import provider as local_provider
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.providers.protocol import Ended, Line, StepCompleted
 
@@ -25,7 +25,7 @@ def provider(tmp_path, monkeypatch):
     (tmp_path / "early.py").write_text("")
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(spares, "MODULES", ("early",))
+    monkeypatch.setattr(local_provider, "MODULES", ("early",))
     provider = LocalProvider(LaunchSettings(warm_spares=True), folder=tmp_path / "pods")
     yield provider
     provider.close()

@@ -5,9 +5,8 @@ import pytest
 from tpukit.errors import ConfigError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import PodConfig, Tier
-from tpukit.pods.providers.protocol import Capabilities
+from tpukit.pods.providers.protocol import Capabilities, check_terms
 from tpukit.pods.providers.registry import open_provider
-from tpukit.pods.providers.terms import check_terms
 
 
 @pytest.mark.parametrize(
@@ -15,16 +14,16 @@ from tpukit.pods.providers.terms import check_terms
     [
         ("gcp", {"flex_start_seconds": 60}, "gke and gce have"),
         ("gcp", {"enable_ip_alias": False}, "always have addresses of the VPC"),
-        ("gke", {"flex_start_seconds": 60}, "flex_start alone"),
+        ("gke", {"flex_start_seconds": 60}, "set only flex_start"),
         ("gke", {"network": "vpc"}, "another cluster"),
         ("gke", {"software_version": "tpu-ubuntu2204-base"}, "launch.image"),
         ("gce", {"flex_start": True}, "launch.flex_start_seconds"),
-        ("ssh", {"spot": True, "hosts": ("a",)}, "nobody's to take away"),
+        ("ssh", {"spot": True, "hosts": ("a",)}, "cannot be preempted"),
         ("local", {"reserved": True}, "nothing to reserve"),
     ],
 )
 def test_settings_that_would_be_ignored_are_refused(provider, settings, said, tmp_path):
-    with pytest.raises(ConfigError, match=f"'{provider}' does not take .*{said}"):
+    with pytest.raises(ConfigError, match=f"'{provider}' does not support .*{said}"):
         open_provider(provider, LaunchSettings(project="p", **settings))
 
 
@@ -52,5 +51,5 @@ def test_a_cloud_job_runs_here_as_it_is():
 def test_terms_of_a_pod(term, config):
     check_terms("cloud", Capabilities(), config)
     check_terms("cloud", Capabilities(refused={term: "no"}), PodConfig(tpu_type="v6e-8"))
-    with pytest.raises(ConfigError, match=f"does not take {term}: because"):
+    with pytest.raises(ConfigError, match=f"does not support {term}: because"):
         check_terms("cloud", Capabilities(refused={term: "because"}), config)

@@ -77,7 +77,7 @@ def test_what_is_left_has_to_win_a_change_back(tmp_path):
     scaling = JobScaling(scaler, tmp_path / "run", job, CONFIG, steps=30)
     scaling._since = 0.0
     decision = scaling.look()
-    assert "would not win that back" in decision.reason
+    assert "would not recover that" in decision.reason
     assert job.configs == []
 
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Figure, Slice, list_slices
 from tpukit.pods import AutoScaler, PodConfig, ScalingPolicy, WorkloadMetrics
-from tpukit.pods.scaling.metrics import measure
-from tpukit.pods.scaling.sizes import MOST_SLICES, cores_of
+from tpukit.pods.scaling.metrics import MOST_SLICES, cores_of, measure
 
 
 def measured(value, unit=""):
@@ -156,19 +155,19 @@ def test_noise_within_the_hysteresis_makes_no_to_and_fro(work_s, wait_s, noise):
 def test_a_young_pod_is_left_alone():
     decision = scaler().evaluate_scaling(metrics("v6e-8", used=0.99, age_s=60))
     assert not decision
-    assert "has served 60 s" in decision.reason
+    assert "has run for 60 s" in decision.reason
 
 
 def test_low_goodput_is_a_veto():
     decision = scaler().evaluate_scaling(metrics("v6e-8", used=0.99, goodput=0.2))
     assert not decision
-    assert "only 20% of the time counts" in decision.reason
+    assert "only 20% of the time is productive" in decision.reason
 
 
 def test_a_change_that_does_not_pay_is_vetoed():
     decision = scaler(resize_s=700.0).evaluate_scaling(metrics("v6e-8", used=0.99, left=100))
     assert not decision
-    assert "would not win that back" in decision.reason
+    assert "would not recover that" in decision.reason
     assert scaler(resize_s=1.0).evaluate_scaling(metrics("v6e-8", used=0.99, left=100))
 
 
@@ -178,7 +177,7 @@ def test_bounds_hold_at_once():
 
 
 def test_impossible_bounds_name_the_possible():
-    with pytest.raises(ConfigError, match=r"No v6e slice has 5 to 7 cores; they come with 1, 4, 8"):
+    with pytest.raises(ConfigError, match=r"No v6e slice has 5 to 7 cores; sizes are 1, 4, 8"):
         scaler(min_cores=5, max_cores=7).evaluate_scaling(metrics())
 
 
@@ -189,7 +188,7 @@ def test_the_cheapest_size_in_time_is_chosen():
     in_time = replace(cost, deadline_s=900.0)
     decision = in_time.evaluate_scaling(metrics("v6e-64", used=0.5, left=1000))
     assert str(decision.config.slice) == "v6e-128"
-    assert "too late where it is" in decision.reason
+    assert "too late with the present size" in decision.reason
 
 
 def test_prices_that_are_not_known_leave_core_seconds():
@@ -294,7 +293,7 @@ def test_steps_become_metrics():
     assert found.step_s.value == 1.0
     assert found.utilization.value == pytest.approx(0.75)
     assert found.goodput.value == pytest.approx(4 * 1.0 * 0.75 / 8)
-    with pytest.raises(TPUValidationError, match="no step that was timed"):
+    with pytest.raises(TPUValidationError, match="has no timed step"):
         measure(found.config, step_times_s=[], stalled_s=[], wall_s=0, steps=0, source="x")
 
 
@@ -313,5 +312,5 @@ def test_a_run_directory_is_read(tmp_path):
         return await WorkloadMetrics.from_current_training(tmp_path, config=config)
 
     assert asyncio.run(main()).step_s.value == 0.5
-    with pytest.raises(TPUValidationError, match="does not say on which pod"):
+    with pytest.raises(TPUValidationError, match="does not record its pod"):
         WorkloadMetrics.from_current_training(tmp_path)

@@ -12,11 +12,16 @@ from rich.console import Console
 
 from tpukit.errors import ConfigError, PodUnavailable
 from tpukit.hardware import Figure, Slice, public_prices
-from tpukit.planner.cost.spot import Preemption
+from tpukit.planner.cost.money import Preemption
 from tpukit.pods import BiddingStrategy, Cause, Pod, PodConfig, PodLife, PodState, SpotManager, Tier
-from tpukit.pods.spot.life import NoLives
-from tpukit.pods.spot.ranking import price_in, priced_zones, rank_zones
-from tpukit.pods.spot.records import REFUSAL_HALF_LIFE_S, read_zone
+from tpukit.pods.spot.ranking import (
+    REFUSAL_HALF_LIFE_S,
+    price_in,
+    priced_zones,
+    rank_zones,
+    read_zone,
+)
+from tpukit.pods.store.store import NoLives
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -95,7 +100,7 @@ def test_a_placeholder_price_is_no_price():
 
 
 def test_an_unknown_zone_names_those_with_a_price():
-    with pytest.raises(PodUnavailable, match="priced are asia-"):
+    with pytest.raises(PodUnavailable, match="only in asia-"):
         manager().bid_for_pod(PodConfig(tpu_type="v6e-16", zones=("mars-north1-a",)))
 
 
@@ -167,7 +172,7 @@ def test_churn_is_counted_over_the_days_that_pods_were_up():
         restart_s=40.0,
     )
     assert record.lost_per_day.value == pytest.approx((1 + 3.0) / (3 + 1))
-    assert "1 lost in 3.00 days" in record.lost_per_day.source
+    assert "1 preemptions in 3.00 pod-days" in record.lost_per_day.source
     assert record.wait_s.value == pytest.approx((0 + 0 + 60) / 3)  # ready at once, and the record
 
 

@@ -16,8 +16,8 @@ from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Cause, Ending, Pod, PodConfig, PodLife, PodState, Tier
 from tpukit.pods.pod import Host
 from tpukit.pods.store import ProviderRecord, Store
-from tpukit.pods.store.history import HALF_LIFE_S
 from tpukit.pods.store.records import pod_name, split_pod_name
+from tpukit.pods.store.store import HALF_LIFE_S
 from tpukit.pods.supervision.journal import Attempt, Journal
 
 CONFIG = PodConfig(tpu_type="v6e-8", zones=("a", "b", "c"))
@@ -74,7 +74,7 @@ def test_what_is_wanted_outlives_the_process(store, tmp_path, clock):
 def test_wanting_the_same_again_changes_nothing_and_another_is_refused(store):
     first = store.wanted.want("run", CONFIG, LOCAL)
     assert store.wanted.want("run", CONFIG, LOCAL) == first
-    with pytest.raises(ConfigError, match="wanted already, as v6e-8"):
+    with pytest.raises(ConfigError, match="already wanted, as v6e-8"):
         store.wanted.want("run", PodConfig(tpu_type="v6e-16"), LOCAL)
     store.wanted.release("run")
     with pytest.raises(ConfigError, match="being deleted"):
@@ -84,7 +84,7 @@ def test_wanting_the_same_again_changes_nothing_and_another_is_refused(store):
 
 
 def test_a_name_leaves_room_for_the_number(store):
-    with pytest.raises(ConfigError, match="34 letters at most"):
+    with pytest.raises(ConfigError, match="at most 34 letters"):
         store.wanted.want("x" * 38, CONFIG, LOCAL)
 
 

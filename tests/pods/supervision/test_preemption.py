@@ -28,7 +28,7 @@ def test_it_becomes_settings_of_the_job_and_of_its_supervision():
 
 @pytest.mark.parametrize("frequency", [0, -1, float("nan"), float("inf"), timedelta(0)])
 def test_a_frequency_is_a_time(frequency):
-    with pytest.raises(ConfigError, match="some seconds"):
+    with pytest.raises(ConfigError, match="expected seconds"):
         PreemptionHandler().with_checkpoint_frequency(frequency).build()
 
 

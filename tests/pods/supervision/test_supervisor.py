@@ -18,8 +18,7 @@ from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import Tier
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.providers.protocol import Command, StepCompleted
-from tpukit.pods.supervision.events import PodReady, PodRefused, PodReleased
-from tpukit.pods.supervision.journal import Attempt
+from tpukit.pods.supervision.journal import Attempt, PodReady, PodRefused, PodReleased
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
 
@@ -166,7 +165,7 @@ def test_evictions_end_the_job_where_that_is_wanted(tmp_path):
     run.on_step[13] = lambda: os.kill(run.pid(0), signal.SIGTERM)
     outcome = run.finish()
     assert run.causes(outcome) == [Cause.NOTICE]
-    assert outcome.reason == "it is not to go on after an eviction"
+    assert outcome.reason == "auto_restart is off, and it was evicted"
 
 
 def test_the_next_zone_is_asked_where_one_has_no_room(tmp_path):
@@ -184,7 +183,7 @@ def test_the_next_zone_is_asked_where_one_has_no_room(tmp_path):
 
 def test_no_capacity_anywhere_ends_with_the_reason(tmp_path):
     outcome = Run(tmp_path, hosts=2).finish()
-    assert (outcome.ending.cause, outcome.reason) == (Cause.UNPLACEABLE, "no zone has a pod for it")
+    assert (outcome.ending.cause, outcome.reason) == (Cause.UNPLACEABLE, "no zone has capacity")
     assert [attempt.ending.cause for attempt in outcome.attempts] == [Cause.UNPLACEABLE]
     outcome = Run(tmp_path, hosts=0, patience_s=1.5).finish()
     assert outcome.ending.cause is Cause.STOCKOUT
@@ -217,7 +216,7 @@ def test_resizing_saves_first_and_loses_no_step(tmp_path):
     outcome = run.finish()
     assert [attempt.slice for attempt in outcome.attempts] == ["4xv6e-1", "2xv6e-1", "4xv6e-1"]
     assert run.causes(outcome) == [Cause.STOPPED, Cause.STOPPED, Cause.DONE]
-    assert outcome.attempts[0].ending.evidence == "to go on as 2xv6e-1"
+    assert outcome.attempts[0].ending.evidence == "to continue as 2xv6e-1"
     assert [loss.lost_steps for loss in outcome.losses] == [0, 0]
     assert run.saved() == [STEPS, truth()]
 

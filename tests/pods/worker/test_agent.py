@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tpukit.exit_codes import ExitCode
 from tpukit.pods.worker import agent
-from tpukit.pods.worker.order import AGENT, AgentExit, Order, bootstrap, signal_line
+from tpukit.pods.worker.order import AGENT, Order, bootstrap, signal_line
 
 
 def begin(order, *, bundle=b"", command=None):
@@ -77,7 +78,7 @@ def test_the_agent_imports_nothing_but_the_standard_library():
     ]
     assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
     codes = (agent.DIRTY_HOST, agent.SETUP_FAILED, agent.NOT_STARTED)
-    assert codes == tuple(AgentExit)
+    assert codes == (ExitCode.DIRTY_HOST, ExitCode.SETUP_FAILED, ExitCode.NOT_STARTED)
 
 
 def test_a_command_runs_in_its_folder_with_its_environment(tmp_path):
@@ -107,13 +108,13 @@ def test_what_cannot_run_is_refused_with_a_reason(tmp_path):
     missing = Order(argv=("no-such-program",), folder=str(tmp_path))
     code, _, errors = end(begin(missing))
     assert (code, errors) == (
-        AgentExit.NOT_STARTED,
+        ExitCode.NOT_STARTED,
         "worker: no-such-program cannot be started: No such file or directory\n",
     )
     escaping = archive(**{"..__outside": b""})
     order = python("", folder=str(tmp_path / "in"), bundle_bytes=len(escaping))
     code, _, errors = end(begin(order, bundle=escaping))
-    assert code == AgentExit.SETUP_FAILED
+    assert code == ExitCode.SETUP_FAILED
     assert "outside" in errors
     assert not (tmp_path / "outside").exists()
 
@@ -125,7 +126,7 @@ def test_setup_runs_once_for_a_folder_and_its_failure_ends_the_order(tmp_path):
     assert (tmp_path / "count").read_text() == "x"
     failing = (sys.executable, "-c", "raise SystemExit(5)")
     code, _, errors = end(begin(python("", folder=str(tmp_path), setup=(failing,))))
-    assert code == AgentExit.SETUP_FAILED
+    assert code == ExitCode.SETUP_FAILED
     assert "exit code 5" in errors
 
 
@@ -189,9 +190,9 @@ def test_a_lock_is_removed_only_where_nobody_holds_it(tmp_path):
         holder.stdout.readline()
         agent.remove_stale_lock(str(lock))
         assert lock.exists()
-        with pytest.raises(agent.OrderRefused, match=f"held by process {holder.pid}") as refused:
+        with pytest.raises(agent.OrderRefused, match=f"in use by process {holder.pid}") as refused:
             agent.refuse_dirty_host((str(tmp_path / "lo*"),))
-        assert refused.value.code == AgentExit.DIRTY_HOST
+        assert refused.value.code == ExitCode.DIRTY_HOST
         holder.stdin.close()
     agent.remove_stale_lock(str(lock))
     assert not lock.exists()

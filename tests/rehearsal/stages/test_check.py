@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpukit.checker.fixes import Fix, FixList
+from tpukit.checker.fix import Fix, FixList
 from tpukit.errors import XLACompilationError
 from tpukit.hardware import Slice
 from tpukit.job import Job
-from tpukit.rehearsal.scene import Scene
+from tpukit.rehearsal.stage import Scene
 from tpukit.rehearsal.stages import check as stage
 from tpukit.rehearsal.stand_in import StandIn
 
@@ -99,7 +99,7 @@ def test_a_limit_that_takes_the_compiler_too_long_is_not_claimed(compiler):
     found, _ = run(JOB)
     assert found.refused is None
     assert found.is_good, "the job itself fits"
-    assert "where its limit lies is not known: killed after 90 s" in found.sentence
+    assert "its limit is not known: killed after 90 s" in found.sentence
 
 
 def test_what_runs_here_is_checked_too(compiler):

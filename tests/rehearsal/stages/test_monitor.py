@@ -8,10 +8,9 @@ from sample_runs import make_run
 
 from tpukit.observe.runs.run import Run
 from tpukit.pods.causes import Cause
-from tpukit.rehearsal.goodput_model import InterruptedRun
-from tpukit.rehearsal.scene import Scene
+from tpukit.rehearsal.stage import Scene
 from tpukit.rehearsal.stages.monitor import MonitorStage
-from tpukit.rehearsal.stages.preempt import Preempt
+from tpukit.rehearsal.stages.preempt import InterruptedRun, Preempt
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from tpukit.hardware.figure import Figure
 from tpukit.job import Job
-from tpukit.rehearsal.scene import Scene
-from tpukit.rehearsal.stage import LeftOut
+from tpukit.rehearsal.stage import LeftOut, Scene
 from tpukit.rehearsal.stages import plan as stage
 
 JOB = Job(model="tiny", on="v6e-4", batch_size=8, sequence_length=64)

@@ -8,7 +8,7 @@ from sample_rehearsal import JOB, attempt, launched
 from tpukit.hardware.figure import Figure
 from tpukit.pods.causes import Cause
 from tpukit.pods.providers.protocol import StepCompleted
-from tpukit.rehearsal.scene import Scene
+from tpukit.rehearsal.stage import Scene
 from tpukit.rehearsal.stages import preempt as stage
 from tpukit.rehearsal.stages.launch import CalmRun
 from tpukit.rehearsal.stand_in import StandIn
@@ -60,7 +60,7 @@ def test_the_second_time_is_off_a_save(scene, monkeypatch):
 
 def test_a_run_that_was_over_first_is_no_rehearsal(scene, monkeypatch):
     play_steps(monkeypatch, [Cause.SPOT, Cause.DONE])
-    with pytest.raises(stage.NotPreempted, match="with 1 of 2 preemptions"):
+    with pytest.raises(stage.NotPreempted, match="after 1 of 2 preemptions"):
         stage.PreemptStage().run(scene)
 
 

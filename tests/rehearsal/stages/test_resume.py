@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tpukit.rehearsal.stages.resume import Resume
+from tpukit.rehearsal.stages.preempt import Resume
 
 LOSSES = {1: 5.5, 2: 4.25, 3: 1 / 3}
 

@@ -11,7 +11,7 @@ from tpukit.runtime.flags import (
     trial_compile,
 )
 from tpukit.runtime.flags.bundles import select
-from tpukit.runtime.flags.published import GROUPS, load_bundles, published_descriptions
+from tpukit.runtime.flags.flag import GROUPS, load_bundles, published_descriptions
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpukit.runtime.flags.descriptor import find_message
+from tpukit.runtime.flags.probe import find_message
 from tpukit.runtime.protobuf_wire import iter_fields
 
 descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")

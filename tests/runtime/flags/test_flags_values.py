@@ -17,8 +17,8 @@ from tpukit.runtime.flags.flag import (
     Flag,
     infer_type,
     listed_choices,
+    published_ranges,
 )
-from tpukit.runtime.flags.published import published_ranges
 
 
 def flag(type_, *, choices=(), parsers=("libtpu",)):

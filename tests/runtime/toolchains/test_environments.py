@@ -89,7 +89,7 @@ def test_one_that_has_more_than_is_asked_for_will_do_and_one_with_less_is_made_a
 def test_what_pip_cannot_install_leaves_nothing_and_says_why(offered, tmp_path):
     wrong = Toolchain("jax-8.8", HERE, ("fakejax==8.8",), jax="8.8")
     with (
-        pytest.raises(ToolchainError, match=r"jax-8\.8 could not be made: .*fakejax==8\.8"),
+        pytest.raises(ToolchainError, match=r"jax-8\.8 could not be created: .*fakejax==8\.8"),
         environment(wrong),
     ):
         pass
@@ -99,7 +99,7 @@ def test_what_pip_cannot_install_leaves_nothing_and_says_why(offered, tmp_path):
 
 def test_a_python_that_is_not_here_is_named(offered):
     with (
-        pytest.raises(ToolchainError, match=r"needs Python 3\.99, and neither.*pyenv install"),
+        pytest.raises(ToolchainError, match=r"needs Python 3\.99, but neither.*pyenv install"),
         environment(Toolchain("jax-9.9", "3.99", jax="9.9")),
     ):
         pass

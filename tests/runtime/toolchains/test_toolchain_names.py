@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.errors import ConfigError
 from tpukit.runtime.toolchains import parse_toolchain, parse_toolchains, toolchain
-from tpukit.runtime.toolchains.interpreters import find_interpreter
+from tpukit.runtime.toolchains.toolchain import find_interpreter
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -52,7 +52,9 @@ def test_without_its_python_it_is_the_preferred_one_that_is_missing(pythons):
 
 @pytest.mark.parametrize("name", ["", "jax", "jax-", "0.12.0.1", "jax-0.12.0.1-py4", "jax-0.x"])
 def test_what_is_no_name_is_told_how_one_is_written(name):
-    with pytest.raises(ConfigError, match=r"is no toolchain; write jax-VERSION.*jax-0\.12\.0\.1"):
+    with pytest.raises(
+        ConfigError, match=r"is not a toolchain; write jax-VERSION.*jax-0\.12\.0\.1"
+    ):
         parse_toolchain(name)
 
 

@@ -35,7 +35,7 @@ def _documents(folder):
 
 
 def _write_tokenizer(folder):
-    from tpukit.training.data.tokenizer_files import keep_tokenizer
+    from tpukit.training.data.tokenizer import keep_tokenizer
 
     folder.mkdir()
     keep_tokenizer("bytes", folder)
@@ -45,7 +45,7 @@ def _write_tokenizer(folder):
 
 def _read_template():
     from tpukit.models.huggingface.chat import load_chat_template
-    from tpukit.models.huggingface.generation_config import end_tokens, read_generation_config
+    from tpukit.models.huggingface.config import end_tokens, read_generation_config
 
     load_chat_template("model")
     end_tokens(read_generation_config("model"))

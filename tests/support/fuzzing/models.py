@@ -132,7 +132,7 @@ def _load_cache():
 def _quantized(folder):
     import jax
 
-    from tpukit.hardware.cache_formats import parse_cache_format
+    from tpukit.hardware.stored_formats import parse_cache_format
     from tpukit.models.adapters.transformer import TransformerAdapter
     from tpukit.models.generation.cache import CacheSpec
     from tpukit.models.presets import get_preset

@@ -139,13 +139,13 @@ def _readers():
     """Return the function that reads each word."""
     from tpukit.compiler.program.entry import parse_argument
     from tpukit.hardware import Slice, parse_format
-    from tpukit.hardware.cache_formats import parse_cache_format
     from tpukit.hardware.mesh_sizes import parse_mesh
+    from tpukit.hardware.stored_formats import parse_cache_format
     from tpukit.hardware.topology import parse_shape
     from tpukit.job.document import parse_assignments
-    from tpukit.job.value_text import parse_bytes
+    from tpukit.job.sections import parse_bytes
     from tpukit.parallel.sharding.strategy import parse_strategy
-    from tpukit.planner.answer.amounts import parse_days, parse_tokens, parse_usd
+    from tpukit.planner.amounts import parse_days, parse_tokens, parse_usd
     from tpukit.quantization.formats import parse_vq_format
     from tpukit.runtime.toolchains.toolchain import parse_toolchains
 

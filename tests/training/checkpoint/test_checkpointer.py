@@ -135,7 +135,7 @@ def test_only_the_items_asked_for_are_read(checkpointer):
     checkpointer.save(1, params=params, opt_state=weights(1), metadata={"model": "tiny"})
     restored = checkpointer.restore(like={"params": params})
     assert list(restored.items) == ["params"]
-    with pytest.raises(AttributeError, match="no 'opt_state'; it holds params"):
+    with pytest.raises(AttributeError, match="no 'opt_state'; it has params"):
         _ = restored.opt_state
     assert restored.metadata == {"model": "tiny"}
     assert list(checkpointer.restore(like={}).items) == []
@@ -173,12 +173,21 @@ def test_a_synchronous_save_is_complete_when_it_returns(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (weights(width=8), r"params/embed is \(32, 16\) float32 in it and \(32, 8\) float32 here"),
-        ({"embed": weights()["embed"]}, r"params/layers/0/w \(16, 16\) bfloat16 is only in it"),
-        ({**weights(), "head": jnp.ones(3)}, r"params/head \(3,\) float32 is not in it"),
+        (
+            weights(width=8),
+            r"params/embed is \(32, 16\) float32 in the checkpoint and \(32, 8\) float32 here",
+        ),
+        (
+            {"embed": weights()["embed"]},
+            r"params/layers/0/w \(16, 16\) bfloat16 is only in",
+        ),
+        (
+            {**weights(), "head": jnp.ones(3)},
+            r"params/head \(3,\) float32 is missing",
+        ),
         (
             jax.tree.map(lambda x: x.astype(jnp.float16), weights()),
-            "bfloat16 in it and .* float16 here",
+            "bfloat16 in the checkpoint and .* float16 here",
         ),
     ],
 )
@@ -187,7 +196,7 @@ def test_a_checkpoint_of_another_model_is_refused(checkpointer, other, message):
     checkpointer.save(1, params=params)
     with pytest.raises(TPUCheckpointError, match=f"of another model: .*{message}"):
         checkpointer.restore(like={"params": other})
-    with pytest.raises(TPUCheckpointError, match="it holds no 'state', only params"):
+    with pytest.raises(TPUCheckpointError, match="it has no 'state', only params"):
         checkpointer.restore(like={"state": params})
     assert_same(checkpointer.restore().params, params)
 
@@ -243,9 +252,9 @@ def test_a_good_step_is_not_overwritten_until_it_is_discarded(checkpointer):
     ("call", "message"),
     [
         (lambda c: c.restore(), "no checkpoint in "),
-        (lambda c: c.restore(3), "Step 3 .* it is not there"),
+        (lambda c: c.restore(3), "Step 3 .* it does not exist"),
         (lambda c: c.save(-1), "step is -1"),
-        (lambda c: c.save(1, params={"name": "x"}), "holds a str at 'name'.*metadata="),
+        (lambda c: c.save(1, params={"name": "x"}), "contains a str at 'name'.*metadata="),
         (lambda c: c.save(1, params={"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}), "both called"),
         (lambda c: c.save(1, params=jnp.ones(2, jnp.uint4)), "uint4 .* wider type"),
         (lambda c: c.save(1, data={"x": jnp.ones(2)}), "data= must be plain data"),
@@ -299,7 +308,7 @@ def test_an_item_is_read_one_array_at_a_time(tmp_path):
         second = found.arrays["layers"]["1"]["w"]
         np.testing.assert_array_equal(second, params["layers"][1]["w"])
         np.testing.assert_array_equal(checkpointer.open(3, item="opt_state").arrays["m"], 1)
-        with pytest.raises(TPUCheckpointError, match="it holds no 'ema', only opt_state, params"):
+        with pytest.raises(TPUCheckpointError, match="it has no 'ema', only opt_state, params"):
             checkpointer.open(item="ema")
         with pytest.raises(TPUCheckpointError, match=r"Step 7 in .* cannot be restored"):
             checkpointer.open(7)

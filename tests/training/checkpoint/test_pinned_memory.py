@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tpukit.training.checkpoint import TPUCheckpointer, pinned_memory
-from tpukit.training.checkpoint.pinned_memory import PinnedMemory
+from tpukit.training.checkpoint import TPUCheckpointer, orbax_arrays
+from tpukit.training.checkpoint.orbax_arrays import PinnedMemory
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_a_prepared_save_is_as_any_other(tmp_path, mesh, monkeypatch):
 
 
 def test_a_host_without_such_memory_goes_on(monkeypatch, caplog):
-    monkeypatch.setattr(pinned_memory, "PINNED", "no_such_memory")
-    caplog.set_level(logging.INFO, logger=pinned_memory.__name__)
+    monkeypatch.setattr(orbax_arrays, "PINNED", "no_such_memory")
+    caplog.set_level(logging.INFO, logger=orbax_arrays.__name__)
     memory = PinnedMemory(jnp.ones(4))
     memory.wait()
-    assert "could not be made ready" in caplog.text
+    assert "could not be pinned" in caplog.text

@@ -13,7 +13,7 @@ from free_ports import free_port
 
 from tpukit.errors import TPUCheckpointError
 from tpukit.training.checkpoint import TPUCheckpointer
-from tpukit.training.checkpoint.files import file_sizes
+from tpukit.training.checkpoint.record import file_sizes
 
 PROCESS = Path(__file__).with_name("pod_process.py")
 HOSTS = 2

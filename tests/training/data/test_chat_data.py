@@ -114,7 +114,7 @@ def test_answers_that_are_written_otherwise_later_are_not_learnt():
         "here",
     )
     [found] = render_conversations(forgets, CHATS[:1])
-    assert found.untold == 1
+    assert found.skipped_answers == 1
     [(begin, end)] = found.answers
     assert found.text[begin:end] == "Seven, if added.\n"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tpukit.errors import TPUValidationError
 from tpukit.training.data import inspect_data, prepare_tokens
-from tpukit.training.data.inspection_page import render_inspection
+from tpukit.training.data.inspection import render_inspection
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_changed_shard_is_noticed(folder):
 def test_numbers_no_vocabulary_has_are_refused(tmp_path):
     for token in (-3, 2**30):
         np.save(tmp_path / "t.npy", np.array([1, token]))
-        with pytest.raises(TPUValidationError, match=f"holds the token {token}; no vocabulary"):
+        with pytest.raises(TPUValidationError, match=f"contains the token {token}; expected"):
             inspect_data(tmp_path / "t.npy")
     np.save(tmp_path / "t.npy", np.array([], np.int32))
     with pytest.raises(TPUValidationError, match="nothing to inspect"):
@@ -82,5 +82,5 @@ def test_a_damaged_header_is_one_sentence(tmp_path, header):
     np.save(tmp_path / "t.npy", np.arange(64, dtype=np.uint16))
     whole = (tmp_path / "t.npy").read_bytes()
     (tmp_path / "t.npy").write_bytes(whole.replace(b"(64,)", header.ljust(5)))
-    with pytest.raises(TPUValidationError, match=r"is no \.npy file"):
+    with pytest.raises(TPUValidationError, match=r"is not an \.npy file"):
         inspect_data(tmp_path / "t.npy")

@@ -99,7 +99,7 @@ def test_positions_that_cannot_be_are_refused():
     stream = opened(BATCHES).stream()
     next(stream)
     state = stream.state()
-    with pytest.raises(TPUValidationError, match="its first batch is another"):
+    with pytest.raises(TPUValidationError, match="its first batch differs"):
         opened(BATCHES[1:]).stream().restore(state)
     with pytest.raises(TPUValidationError, match="another kind of data"):
         opened(np.arange(100)).stream().restore(state)
@@ -108,17 +108,17 @@ def test_positions_that_cannot_be_are_refused():
     with pytest.raises(TPUValidationError, match="cannot start again"):
         once.restore(state)
     knows = opened(Endless()).stream()
-    with pytest.raises(TPUValidationError, match="a state of its own"):
+    with pytest.raises(TPUValidationError, match="the state of an iterator"):
         opened(BATCHES).stream().restore(knows.state())
 
 
 @pytest.mark.parametrize(
     ("element", "why"),
     [
-        (np.zeros((3, 4), int), "must start with 4 rows"),
-        (np.zeros((4, 9), int), "sequence_length=3 tokens were asked for"),
-        (np.full((4, 4), 300), "gave the token 300"),
-        (np.zeros(4), "a batch is a mapping of arrays"),
+        (np.zeros((3, 4), int), "expected 4 rows"),
+        (np.zeros((4, 9), int), "expected rows of sequence_length=3"),
+        (np.full((4, 4), 300), "yielded the token 300"),
+        (np.zeros(4), "expected a mapping of arrays"),
         ("text", "text as a file with a tokenizer"),
     ],
 )
@@ -128,7 +128,7 @@ def test_what_is_no_batch_is_refused(element, why):
 
 
 def test_an_empty_iterable_is_refused():
-    with pytest.raises(TPUValidationError, match="a list is empty"):
+    with pytest.raises(TPUValidationError, match="a list yields no batch"):
         next(opened([]).stream())
 
 

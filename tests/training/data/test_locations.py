@@ -32,7 +32,7 @@ def test_files_made_for_llm_c_say_what_they_are(tmp_path):
         path.write_bytes(header.tobytes() + TOKENS.astype(dtype).tobytes())
         assert np.array_equal(open_tokens(path).read([0], [300])[0], TOKENS)
         path.write_bytes(path.read_bytes()[:-2])
-        with pytest.raises(TPUValidationError, match="corrupt: its header says 300"):
+        with pytest.raises(TPUValidationError, match="corrupt: its header has 300"):
             open_tokens(path)
 
 
@@ -87,9 +87,9 @@ def test_a_missing_file_names_its_neighbour(tmp_path):
 @pytest.mark.parametrize(
     ("array", "why"),
     [
-        (TOKENS.astype(np.float32), "holds float32; tokens are"),
+        (TOKENS.astype(np.float32), "contains float32; expected"),
         (TOKENS.reshape(2, 150), "is 2-dimensional"),
-        (np.array(["a", "b"]), "holds str"),
+        (np.array(["a", "b"]), "contains str"),
     ],
 )
 def test_arrays_that_are_no_tokens_are_refused(tmp_path, array, why):
@@ -100,7 +100,7 @@ def test_arrays_that_are_no_tokens_are_refused(tmp_path, array, why):
 
 def test_pickles_are_not_opened(tmp_path):
     np.save(tmp_path / "t.npy", np.array([{}, None], dtype=object), allow_pickle=True)
-    with pytest.raises(TPUValidationError, match="holds object"):
+    with pytest.raises(TPUValidationError, match="contains object"):
         open_tokens(tmp_path / "t.npy")
 
 
@@ -108,14 +108,14 @@ def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "t.npy"
     np.save(path, TOKENS)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(TPUValidationError, match="corrupt: its header says 300 int64"):
+    with pytest.raises(TPUValidationError, match="corrupt: its header has 300 int64"):
         open_tokens(path)
     path.write_bytes(b"hello")
-    with pytest.raises(TPUValidationError, match=r"is no \.npy file"):
+    with pytest.raises(TPUValidationError, match=r"is not an \.npy file"):
         open_tokens(path)
     odd = tmp_path / "t.bin"
     odd.write_bytes(b"abc")
-    with pytest.raises(TPUValidationError, match="no multiple of the 2 bytes"):
+    with pytest.raises(TPUValidationError, match="not a multiple of the 2 bytes"):
         open_tokens(odd)
 
 

@@ -7,10 +7,9 @@ import numpy as np
 from flax import nnx
 
 from tpukit.models import Transformer, get_preset
-from tpukit.models.loss.loss import next_token_loss
+from tpukit.models.loss import next_token_loss
 from tpukit.training.data.examples import DocumentExamples
-from tpukit.training.data.shards import ArrayShard
-from tpukit.training.data.token_store import TokenStore
+from tpukit.training.data.token_store import ArrayShard, TokenStore
 
 LENGTHS = [9, 5, 30, 3, 14, 2, 17]
 ROW = 32

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import TPUValidationError
-from tpukit.training.data.examples import DocumentExamples
-from tpukit.training.data.packing import pack_documents
-from tpukit.training.data.shards import ArrayShard
-from tpukit.training.data.token_store import TokenStore
+from tpukit.training.data.examples import DocumentExamples, pack_documents
+from tpukit.training.data.token_store import ArrayShard, TokenStore
 
 
 def offsets_of(lengths):
@@ -86,5 +84,5 @@ def test_padding_has_no_target_and_no_document():
 
 def test_documents_must_be_known():
     store = TokenStore((ArrayShard("array", np.arange(9)),), "array", "array")
-    with pytest.raises(TPUValidationError, match="does not say where documents start"):
+    with pytest.raises(TPUValidationError, match="does not record where documents start"):
         DocumentExamples(store, 4, None)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.training.data.permutation import permute
+from tpukit.training.data.indexed import permute
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 50))

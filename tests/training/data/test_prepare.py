@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.training.data import open_data, open_tokens, prepare_tokens
-from tpukit.training.data.tf_example import read_example
-from tpukit.training.data.token_writer import TokenWriter
-from tpukit.training.data.tokenizer_files import keep_tokenizer
+from tpukit.training.data.documents import read_example
+from tpukit.training.data.token_folder import TokenWriter
+from tpukit.training.data.tokenizer import keep_tokenizer
 
 TEXTS = ["hello", "wörld 🙂", "", "the end\nof it"]
 EXPECTED = np.concatenate([[*text.encode(), 256] for text in TEXTS])
@@ -99,7 +99,7 @@ def test_text_opens_directly_and_is_tokenized_once(tmp_path, monkeypatch):
 
 def test_known_tokens_are_checked_before_the_first_batch(tmp_path):
     prepare_tokens(written_json_lines(tmp_path), tmp_path / "out", tokenizer="bytes")
-    with pytest.raises(TPUValidationError, match=r"holds the token 256.*made with .* 'bytes'"):
+    with pytest.raises(TPUValidationError, match=r"contains the token 256.*made with .* 'bytes'"):
         open_data(
             tmp_path / "out",
             sequence_length=4,
@@ -116,7 +116,7 @@ def test_token_numbers_need_no_tokenizer(tmp_path):
     store = open_tokens(tmp_path / "out")
     assert store.read([0], [4])[0].tolist() == [1, 2, 70000, 3]
     assert store.documents.tolist() == [0, 3, 4]
-    with pytest.raises(ConfigError, match="hold text, which needs a tokenizer"):
+    with pytest.raises(ConfigError, match="are text, which needs a tokenizer"):
         prepare_tokens(written_json_lines(tmp_path), tmp_path / "b", tokenizer=None)
 
 
@@ -132,7 +132,7 @@ def test_long_texts_are_cut_between_lines_and_stay_one_document(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b'{"text": "a"}\n{"text": ', "line 2 is no JSON"),
+        (b'{"text": "a"}\n{"text": ', "line 2 is not JSON"),
         (
             b'{"text": "a"}\n\n{"txt": "b"}',
             r"line 3 has no field 'text', only txt.*Did you mean 'txt'",
@@ -157,7 +157,7 @@ def test_damaged_files_are_named(tmp_path):
         prepare_tokens(path, tmp_path / "out", tokenizer="bytes")
     path = written_array_record(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(TPUValidationError, match="corrupt, or no ArrayRecord"):
+    with pytest.raises(TPUValidationError, match="corrupt, or not an ArrayRecord"):
         prepare_tokens(path, tmp_path / "out", tokenizer="bytes")
 
 
@@ -176,7 +176,7 @@ def test_two_that_make_the_same_at_once_both_have_it(tmp_path):
 def test_what_is_there_is_not_overwritten(tmp_path):
     source, out = written_json_lines(tmp_path), tmp_path / "out"
     prepare_tokens(source, out, tokenizer="bytes")
-    with pytest.raises(TPUValidationError, match="holds prepared data already; say --force"):
+    with pytest.raises(TPUValidationError, match="contains prepared data already; use --force"):
         prepare_tokens(source, out, tokenizer="bytes")
     (tmp_path / "b.txt").write_text("other")
     prepare_tokens(tmp_path / "b.txt", out, tokenizer="bytes", force=True)
@@ -184,7 +184,7 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    with pytest.raises(TPUValidationError, match="is left alone"):
+    with pytest.raises(TPUValidationError, match="is not replaced"):
         prepare_tokens(source, mine, tokenizer="bytes", force=True)
     assert (mine / "thesis.tex").exists()
 
@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
     source = written_json_lines(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(TPUValidationError, match=r"No space left on device.*nothing was left"):
+    with pytest.raises(TPUValidationError, match=r"No space left on device.*no part of it"):
         prepare_tokens(source, tmp_path / "out", tokenizer="bytes")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -235,8 +235,8 @@ def test_of_two_writers_the_first_wins(tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
-from tpukit.training.data.token_writer import TokenWriter
-from tpukit.training.data.tokenizer_files import keep_tokenizer
+from tpukit.training.data.token_folder import TokenWriter
+from tpukit.training.data.tokenizer import keep_tokenizer
 writer = TokenWriter(Path(sys.argv[1]), vocab_size=9, tokenizer={}, shard_tokens=2)
 writer.add([1, 2, 3])
 print("half", flush=True)
@@ -266,7 +266,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
     shard = out / "tokens-00002.npy"
     content = shard.read_bytes()
     np.save(shard, np.arange(3, dtype=np.uint16))
-    with pytest.raises(TPUValidationError, match="corrupt: it holds 3 uint16 tokens and its man"):
+    with pytest.raises(TPUValidationError, match="corrupt: it has 3 uint16 tokens, but its man"):
         open_tokens(out)
     shard.unlink()
     with pytest.raises(TPUValidationError, match="missing, one of 4 shards"):
@@ -277,7 +277,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
     with pytest.raises(TPUValidationError, match="has version 9"):
         open_tokens(out)
     (out / "tokens.json").write_text("{}")
-    with pytest.raises(TPUValidationError, match="is not what 'tpukit data prepare' writes"):
+    with pytest.raises(TPUValidationError, match="is not a manifest of 'tpukit data prepare'"):
         open_tokens(out)
 
 

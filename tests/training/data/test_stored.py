@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.training.data import open_data
-from tpukit.training.data.read_ahead import PREFETCH
-from tpukit.training.data.shards import ArrayShard
-from tpukit.training.data.token_store import TokenStore
+from tpukit.training.data.indexed import PREFETCH
+from tpukit.training.data.token_store import ArrayShard, TokenStore
 
 TOKENS = np.arange(1, 1002, dtype=np.uint16)  # 100 examples of 10, each known by its first token
 
@@ -108,7 +107,7 @@ def test_another_batch_size_goes_on_at_the_same_example():
 
 def test_an_older_order_is_refused():
     stream = opened().stream()
-    with pytest.raises(TPUValidationError, match="another order"):
+    with pytest.raises(TPUValidationError, match="orders examples differently"):
         stream.restore({**stream.state(), "order": 0})
 
 
@@ -140,10 +139,10 @@ def test_reading_goes_on_while_nobody_draws_and_stops_at_the_end():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"source": TOKENS + np.uint16(1)}, "the data are others"),
-        ({"sequence_length": 20}, "cut at another length"),
+        ({"source": TOKENS + np.uint16(1)}, "the data differ"),
+        ({"sequence_length": 20}, "examples had another length"),
         ({"seed": 1}, "another seed"),
-        ({"shuffle": False}, "the order was another"),
+        ({"shuffle": False}, "shuffling was switched on or off"),
     ],
 )
 def test_a_position_in_something_else_is_refused(changes, why):
@@ -200,7 +199,7 @@ def test_negative_tokens_are_refused(dtype):
     tokens = np.arange(100).astype(dtype)
     tokens[50] = np.array(-1).astype(dtype) if dtype != np.uint32 else 2**31 + 5
     stream = opened(tokens).stream()
-    with pytest.raises(TPUValidationError, match="holds the token -"):
+    with pytest.raises(TPUValidationError, match="contains the token -"):
         list(zip(range(3), stream, strict=False))
     stream.close()
 
@@ -208,10 +207,10 @@ def test_negative_tokens_are_refused(dtype):
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"source": TOKENS[:0]}, TPUValidationError, "holds no tokens"),
+        ({"source": TOKENS[:0]}, TPUValidationError, "contains no tokens"),
         ({"source": TOKENS[:10]}, TPUValidationError, "10 tokens, fewer than one example"),
         ({"batch_size": 101, "num_epochs": 1}, TPUValidationError, "less than one batch of 101"),
-        ({"source": TOKENS.astype(float)}, TPUValidationError, "holds float64; tokens are"),
+        ({"source": TOKENS.astype(float)}, TPUValidationError, "contains float64; expected"),
         ({"source": TOKENS[:100].reshape(10, 10)}, TPUValidationError, "is 2-dimensional"),
         ({"batch_size": 9, "process_count": 2}, ConfigError, "choose a multiple of 2"),
         ({"batch_size": 0}, ConfigError, "batch_size=0"),

@@ -61,16 +61,16 @@ def test_an_epoch_has_every_row_once_and_resumes_exactly(npz):
     np.testing.assert_array_equal(
         np.concatenate([half["targets"] for half in halves]), batches[0]["targets"]
     )
-    with pytest.raises(TPUValidationError, match="shuffled with another seed"):
+    with pytest.raises(TPUValidationError, match="the shuffle had another seed"):
         opened(npz, shapes=shapes, seed=4).stream().restore(state)
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"images": ExampleShape((3,), FLOATS)}, "holds inputs, targets, more.* reads 'images'"),
+        ({"images": ExampleShape((3,), FLOATS)}, "has inputs, targets, more.* reads 'images'"),
         ({"inputs": ExampleShape((4,), FLOATS)}, r"has examples \(3,\).* reads \(4,\)"),
-        ({"inputs": ExampleShape((3,), WHOLE)}, "of float64, and the model reads .* of int32"),
+        ({"inputs": ExampleShape((3,), WHOLE)}, "of float64, but the model reads .* of int32"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(npz, wanted, message):
@@ -162,7 +162,7 @@ def test_functions_give_batches_tables_arrays_and_paths(code, npz):
 def test_wrong_functions_are_told_with_their_line(code):
     with pytest.raises(TPUValidationError, match="returned int; expected batches"):
         named_data(f"{code}:none")
-    with pytest.raises(ConfigError, match="takes folder, which nothing gives it"):
+    with pytest.raises(ConfigError, match="needs the arguments folder"):
         named_data(f"{code}:other")
     with pytest.raises(TPUValidationError, match="Did you mean 'plain'"):
         named_data(f"{code}:plane")

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tpukit.errors import ConfigError
 from tpukit.training.data import ByteTokenizer, load_tokenizer
 from tpukit.training.data.prepare import prepare_tokens
-from tpukit.training.data.tokenizer import tokenizer_key
-from tpukit.training.data.tokenizer_files import keep_tokenizer, tokenizer_of
+from tpukit.training.data.tokenizer import keep_tokenizer, tokenizer_key, tokenizer_of
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_the_end_of_a_document_can_be_said(word_file):
 
 @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
 def test_a_name_says_how_to_get_the_file(name):
-    with pytest.raises(ConfigError, match=r"none is downloaded.*hf download"):
+    with pytest.raises(ConfigError, match=r"tpukit downloads none.*hf download"):
         load_tokenizer(name)
 
 
@@ -93,10 +92,10 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, word_file):
     with pytest.raises(ConfigError, match=r"Did you mean 'tokenizer\.json'"):
         load_tokenizer(tmp_path / "tokeniser.json")
     (tmp_path / "a.model").write_bytes(b"\n\x0e\xff\x00")
-    with pytest.raises(ConfigError, match=r"SentencePiece \.model must be converted"):
+    with pytest.raises(ConfigError, match=r"convert a SentencePiece \.model"):
         load_tokenizer(tmp_path / "a.model")
     (tmp_path / "b.json").write_text('{"a": 1}')
-    with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"is not a tokenizer\.json"):
         load_tokenizer(tmp_path / "b.json")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import JobSet, at, mapping, quantity, sequence
-from tpukit.pods.manifests.schema import KINDS as KNOWN
-from tpukit.pods.manifests.schema import field_errors
 
 from .kinds import JOB, JOBSET, NAMESPACE, NODE, POD, RESOURCE_QUOTA, Kind
 from .refusal import Refusal, invalid, not_found
+from .schema import KINDS as KNOWN
+from .schema import field_errors
 from .store import Object, Store
 
 _DNS = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tpukit.hardware import Slice
 from tpukit.pods.manifests import names
-from tpukit.pods.manifests.pools import NodePool
+from tpukit.pods.manifests.reading import NodePool
 
 from ..clock import Clock
 from .admission import Admission

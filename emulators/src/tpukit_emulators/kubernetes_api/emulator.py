@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tpukit.pods.manifests.pools import NodePool
+from tpukit.pods.manifests.reading import NodePool
 from tpukit.runtime.files import temporary_folder
 
 from ..clock import Clock, RealClock

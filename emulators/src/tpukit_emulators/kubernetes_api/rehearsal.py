@@ -19,9 +19,8 @@ from typing import Any
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
 from tpukit.pods.manifests import names
-from tpukit.pods.manifests.pools import NodePool
-from tpukit.pods.manifests.queue import queue_documents
-from tpukit.pods.manifests.reading import at
+from tpukit.pods.manifests.manifest import queue_documents
+from tpukit.pods.manifests.reading import NodePool, at
 
 from ..control import OrderPort
 from ..faults import Fault, Mishap

@@ -1,4 +1,4 @@
-"""Python loads this before the user's program: jax is prepared right after its own import.
+"""Loaded by Python before the user's program; prepares jax right after its import.
 
 This file and the package beside it run in the user's process, with the user's Python and jax. They
 import the standard library and jax, never tpukit.

@@ -1,4 +1,4 @@
-"""The verdict on generation: prefill and decode through the compiler."""
+"""Check prefill and decode of generation with the compiler."""
 
 from .checking import check_decoding as check_decoding
 from .result import DecodingCheck as DecodingCheck

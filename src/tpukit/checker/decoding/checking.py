@@ -1,4 +1,4 @@
-"""`check_decoding`: the programs that `generate` runs, through the real compiler, on no TPU."""
+"""`check_decoding`: compile the programs that `generate` runs, without a TPU."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,18 +12,19 @@ from ...errors import ConfigError, TPUModelError, TPUValidationError
 from ...hardware import Slice
 from ...hardware.stored_formats import WEIGHT_FORMATS
 from ...job.job import Job
+from ...models.defaults import SERVING_CONTEXT
 from ...runtime.progress import Progress, watched
 from ..check import NOT_ASKED_FOR, as_job, predict
 from ..result import CheckResult
 from .result import DecodingCheck
 
 if TYPE_CHECKING:
-    from ...hardware.cache_formats import CacheFormat
+    from ...hardware.stored_formats import CacheFormat
     from ...models.generation.cache import CacheSpec
     from ...models.generation.programs import DecodingPrograms
     from ...models.transformer.config import TransformerConfig
 
-USUAL_CONTEXT = 8192
+
 _WIDE = "bfloat16"
 ROOM_FOR_WEIGHTS = 0.8  # of a device's HBM; what is left is for caches
 
@@ -48,37 +49,39 @@ def check_decoding(
 ) -> DecodingCheck:
     """Compile prefill and decode of a reference transformer for a slice.
 
-    They are the programs of `tpukit.models.generation`, whose sizes are rounded as it rounds them:
-    prompts and contexts up to powers of two, rows so that every device has as many.
+    They are the programs of `tpukit.models.generation`, with the same rounding: prompts and
+    contexts up to powers of two, rows up to a multiple of the devices.
 
     Args:
-        model: A `TransformerConfig`, a preset's name, a config.json, a job or its file.
-        on: The slice, e.g. "v6e-8"; where a job names one, instead of it.
-        mesh: Devices by axis: data, fsdp, tensor, expert; one may be -1. By default tensor as far
-            as heads of keys go, or further where weights need it, and data for the rest.
+        model: A `TransformerConfig`, a preset, a config.json, a job or a job file.
+        on: The slice, e.g. "v6e-8"; it overrides the job's.
+        mesh: Devices by axis: data, fsdp, tensor, expert; one may be -1. By default tensor is as
+            large as the number of KV heads allows, or larger if the weights need it, and data takes
+            the rest.
         batch_size: Sequences that are decoded together.
-        context: Tokens each of them can grow to; 8192 by default, or what the model takes.
+        context: Tokens that each sequence can grow to; by default 8192, or the model's maximum if
+            that is less.
         prompt: Tokens of the prompts; as many as the context by default.
-        prefill_rows: Prompts read at once; all of them by default, as `generate` does.
-        weights: The dtype of parameters and products, or int8, int4 or fp8: matrices are kept so
-            then, as `quantize` writes them, and multiplied with bfloat16.
-        activations: bf16, or fp8 with weights in fp8: products of `matmul: float8_static`.
-        kv: How keys, values and latents are kept, as `Generator` takes it; by default as wide as
-            the products.
-        memory_only: Whether the verdict on memory is enough.
+        prefill_rows: Prompts per prefill; all of them by default, as in `generate`.
+        weights: The dtype of parameters and matmuls, or int8, int4 or fp8 for matrices stored as
+            `quantize` writes them and multiplied with bfloat16.
+        activations: bf16, or fp8 together with weights in fp8, which gives the matmuls of `matmul:
+            float8_static`.
+        kv: Format of the cache, as `Generator` takes it; by default the dtype of the matmuls.
+        memory_only: Whether to stop after the memory reports.
         options: Compiler options.
-        timeout_s: Until a compile is killed.
-        use_cache: Whether an earlier answer will do, and this one is kept.
+        timeout_s: Time limit of each compile.
+        use_cache: Whether to use and keep cached compiles.
         progress: Called with each stage as it is reached.
 
     Raises:
-        ConfigError: There is no slice.
-        TPUModelError: The model is no reference transformer, or takes no such context.
-        TPUValidationError: There is no such format of weights or of a cache, it needs codebooks, or
-            products have no such operands.
-        MeshError: The mesh has not as many devices as the slice.
-        ShardingError: The mesh cannot split this model, or has an axis decoding cannot use.
-        XLACompilationError: The compiler refused a program, crashed or ran out of time.
+        ConfigError: No slice was given.
+        TPUModelError: The model is not a reference transformer, or its maximum context is shorter.
+        TPUValidationError: The format of weights or cache does not exist, needs codebooks, or
+            cannot be multiplied.
+        MeshError: The mesh and the slice have different numbers of devices.
+        ShardingError: The mesh cannot shard this model, or has an axis that decoding cannot use.
+        XLACompilationError: The compiler refused a program, crashed or timed out.
 
     Example:
         >>> found = check_decoding("llama3.1-8b", on="v6e-8", batch_size=64, context=2048)
@@ -93,7 +96,7 @@ def check_decoding(
 
     config, target = _asked(model, on)
     dtype, matmul = _products(weights, activations)
-    # Further predictions are for training; generation leaves their weights out.
+    # Layers of multi-token prediction are for training; generation omits their weights.
     config = config.replace(param_dtype=dtype, dtype=dtype, mtp_layers=0)
     if matmul is not None:
         config = config.replace(matmul=matmul)
@@ -101,7 +104,7 @@ def check_decoding(
     slots = min(rounded_size(room), config.max_seq_len)
     tokens = min(rounded_size(_within(prompt or room, room)), slots)
     sizes = dict(mesh) if mesh is not None else serving_mesh(config, target)
-    # With a loop of layers, as on every TPU, whatever is here.
+    # Layers run in a loop on every TPU, whatever backend this process has.
     kept = None if kv is None else CacheSpec.of(kv)
     programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), True, kept)
     params = _params(programs, weights, activations)
@@ -156,10 +159,10 @@ def check_decoding(
 
 
 def _products(weights: str, activations: str) -> tuple[str, str | None]:
-    """The dtype of what is not narrow, and how products are made where that is not the model's.
+    """Return the wide dtype, and the `matmul` setting where it differs from the model's.
 
     Raises:
-        TPUValidationError: Nothing multiplies such operands.
+        TPUValidationError: No matmul takes these operands.
     """
     if activations == "bf16":
         return (_WIDE if weights in WEIGHT_FORMATS else weights), None
@@ -172,6 +175,7 @@ def _products(weights: str, activations: str) -> tuple[str, str | None]:
 
 
 def _params(programs: "DecodingPrograms", weights: str, activations: str) -> PyTree:
+
     from .weights import held_params, stored_params
 
     if weights not in WEIGHT_FORMATS or weights == "bf16":
@@ -180,9 +184,9 @@ def _params(programs: "DecodingPrograms", weights: str, activations: str) -> PyT
 
 
 def serving_mesh(config: "TransformerConfig", target: Slice) -> dict[str, int]:
-    """A mesh for decoding: tensor as far as keys can be split, and data for the rest.
+    """Return a mesh for decoding: tensor up to the number of KV heads, and data for the rest.
 
-    Where the weights of one copy would not fit so, tensor grows as far as queries can be split.
+    If one copy of the weights does not fit this way, tensor grows up to the number of query heads.
     """
     from ...models.adapters import TransformerAdapter
 
@@ -226,8 +230,7 @@ def _request(
 
 
 def _asked(model: object, on: Slice | str | None) -> tuple["TransformerConfig", Slice]:
-    """The transformer and the slice."""
-    from ...job.model_source import load_model
+    """Return the transformer's configuration and the slice."""
     from ...models.generation.generator import transformer_config
 
     if not isinstance(model, str | Path | Job):
@@ -235,10 +238,7 @@ def _asked(model: object, on: Slice | str | None) -> tuple["TransformerConfig", 
             raise ConfigError("which slice? Give on='v6e-8'.")
         return transformer_config(model), Slice.parse(on) if isinstance(on, str) else on
     job = as_job(model, {} if on is None else {"on": str(on)})
-    found = job.model
-    if isinstance(found, str):
-        found = load_model(found, job.model_changes, values=False)
-    return transformer_config(found), job.slice
+    return transformer_config(job.load_model()), job.slice
 
 
 def _room(config: "TransformerConfig", context: int | None) -> int:
@@ -248,7 +248,7 @@ def _room(config: "TransformerConfig", context: int | None) -> int:
             f"a context of {context} tokens is more than the {most} that '{config.name}' takes; "
             "ask for less, or raise max_seq_len."
         )
-    return context or min(USUAL_CONTEXT, most)
+    return context or min(SERVING_CONTEXT, most)
 
 
 def _within(prompt: int, room: int) -> int:

@@ -1,4 +1,4 @@
-"""What the compiler said about prefill and decode, as one object for every kind of report."""
+"""`DecodingCheck`: the compiler's result for prefill and decode."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,30 +9,31 @@ from rich.table import Table
 from rich.text import Text
 
 from ...compiler.memory.view import memory_details, verdict_line
+from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ...hardware.mesh_sizes import write_mesh
 from ...shown import Shown
-from ..result import DOES_NOT_FIT, FITS, CheckResult
+from ..result import CheckResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingCheck(Shown):
-    """The compiler's verdict on the two programs that `generate` runs.
+    """The compiler's result for the two programs that `generate` runs.
 
     Attributes:
         model: The model's name.
-        slice: Where it is to run.
+        slice: The slice.
         mesh: Devices by axis.
-        batch_size: Sequences that were asked for.
-        rows: Sequences that decode holds, as many on every device.
-        prefill_rows: Prompts that prefill reads at once.
-        prompt: Tokens of each of them.
-        context: Tokens that each sequence can grow to; what caches have room for.
+        batch_size: Sequences that were requested.
+        rows: Sequences that decode has memory for, equally many per device.
+        prefill_rows: Prompts per prefill.
+        prompt: Tokens per prompt.
+        context: Tokens that each sequence can grow to, which is the size of the caches.
         weights: The format of parameters.
-        prefill: Reads the prompts and chooses the first token of each.
-        decode: One token more for every sequence, in a loop on the device; its prediction is that
-            of one turn of the loop.
+        prefill: The check of the program that reads prompts and samples the first token of each.
+        decode: The check of the loop that adds tokens; its prediction is for one iteration, one
+            token per sequence.
     """
 
     model: str
@@ -55,26 +56,26 @@ class DecodingCheck(Shown):
     @property
     def exit_code(self) -> int:
         """0 when both fit, 3 when one does not."""
-        return FITS if self.fits else DOES_NOT_FIT
+        return ExitCode.DONE if self.fits else ExitCode.DOES_NOT_FIT
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds until all prompts are read (origin `model`); None where it is not known."""
+        """Predicted seconds until all prompts are read; None without a prediction."""
         return _seconds(self.prefill)
 
     @property
     def token_s(self) -> float | None:
-        """Seconds in which every sequence gets one more token (origin `model`)."""
+        """Predicted seconds for one more token of every sequence; None without a prediction."""
         return _seconds(self.decode)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """New tokens a second of all sequences that were asked for (origin `model`)."""
+        """Predicted new tokens per second of all sequences; None without a prediction."""
         return None if self.token_s is None else self.batch_size / self.token_s
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What could make it fit, by plain arithmetic on the report of decode."""
+        """Advice on making it fit, from arithmetic on decode's memory report."""
         return () if self.fits else tuple(self._advice())
 
     def _advice(self) -> Iterator[str]:
@@ -82,7 +83,7 @@ class DecodingCheck(Shown):
         room, purposes = memory.usable_bytes, memory.purposes
         fixed = sum(purposes.get(name, 0) for name in ("parameters", "weight copies"))
         if not self.decode.fits and room is not None and fixed < room:
-            # Caches, their padding and what is computed all grow with the rows.
+            # Caches, their padding and activations all grow with the rows.
             rows = int(self.rows * (room - fixed) / (memory.total_bytes - fixed))
             if 0 < rows < self.rows:
                 yield f"--batch-size {rows}: by its share of what is not weights"
@@ -96,7 +97,7 @@ class DecodingCheck(Shown):
             yield "only reading all prompts at once does not fit: read fewer of them at a time"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; `prefill` and `decode` are reports that `tpukit report` reads."""
+        """Return plain data; `tpukit report` reads its `prefill` and `decode`."""
         return {
             "model": self.model,
             "slice": str(self.slice),
@@ -118,7 +119,7 @@ class DecodingCheck(Shown):
         }
 
     def headline(self) -> str:
-        """What was compiled."""
+        """One line on the model, slice and formats that were compiled."""
         sequences = "1 sequence" if self.batch_size == 1 else f"{self.batch_size:,} sequences"
         filled = "" if self.rows == self.batch_size else f" (filled up to {self.rows:,})"
         return (

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from ...annotations import PyTree
 from ...errors import TPUValidationError
 from ...hardware.formats import FLOAT8_E4M3FN
-from ...kernels.ops.quantized_matmul.packing import quantize_weight
+from ...kernels.ops.quantized_matmul.weight import quantize_weight
 from ...models.generation.programs import DecodingPrograms
 from ...models.stored.calibration import find_matrices, path_text
 from ...models.stored.parameter import StoredParameter
-from ...models.stored.part_stack import PartStack
+from ...models.stored.parts import PartStack
 from ...models.stored.placement import stored_shardings
-from ...models.stored.product import MatrixAxes
+from ...models.stored.view import MatrixAxes
 from ...quantization.plan import INTEGERS, SKIP, make_plan
 from ...quantization.subject import make_subject
 
@@ -23,11 +23,11 @@ _FEW_TOKENS = 8  # any number shows which parameters are matrices
 
 
 def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
-    """Shapes and shardings of parameters whose matrices are in `format`, as `quantize` keeps them.
+    """Return shapes and shardings of parameters that `quantize` stored in `format`.
 
     Raises:
-        TPUValidationError: Nothing keeps weights so that generation runs on them.
-        ShardingError: The mesh would cut through what one word holds.
+        TPUValidationError: Generation cannot run with this format.
+        ShardingError: The mesh would split the values that are packed into one word.
     """
     if format not in INTEGERS:
         raise TPUValidationError(
@@ -61,9 +61,9 @@ def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
 
 
 def held_params(programs: DecodingPrograms) -> PyTree:
-    """The same with matrices of layers in fp8, as products of `matmul: float8_static` take them.
+    """Return the parameters with layer matrices in fp8, for `matmul: float8_static`.
 
-    They have one constant scale; published servers have one for each column.
+    Each matrix has one constant scale; published servers use one per column.
     """
     narrow = _narrow_matrices(programs, _shapes(programs), "fp8")
 
@@ -82,7 +82,7 @@ def _shapes(programs: DecodingPrograms) -> PyTree:
 def _narrow_matrices(
     programs: DecodingPrograms, shapes: PyTree, format: str
 ) -> dict[str, MatrixAxes]:
-    """The parameters that `quantize` would keep in a format, by path: the same search and plan."""
+    """Return the parameters, by path, that `quantize` would store in a format."""
     tokens = jnp.zeros((1, _FEW_TOKENS), jnp.int32)
     subject = make_subject(programs.model, shapes, tokens)
     matrices = find_matrices(subject.apply, shapes, subject.batch(tokens))

@@ -1,1 +1,1 @@
-"""A search over compiler options, each tried by a compile."""
+"""Search compiler options, each tried by a compile."""

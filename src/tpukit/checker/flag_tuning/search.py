@@ -1,8 +1,11 @@
-"""`tune_flags`: which compiler options make a step faster or smaller, each tried by a compile."""
+"""`tune_flags`: compile with many options, and choose those that make a step faster or smaller."""
 
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ...capturing.captured import Captured
@@ -18,12 +21,107 @@ from ...runtime.flags.setting import check_flags
 from ...runtime.flags.syntax import read_values
 from ...runtime.progress import Progress, watched
 from ..compiling import lower_job
-from .candidates import CandidateGroup, OptionSet, load_candidates
-from .judging import in_one_step, is_better, judge
-from .trials import FlagSearch, FlagTrial
+from .trials import FlagSearch, FlagTrial, in_one_step, is_better, judge
 
 if TYPE_CHECKING:
     from ...annotations import AnyMesh
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """Options that are tried together.
+
+    Attributes:
+        generations: TPU generations it applies to; None for all.
+        reason: Its effect, according to its source.
+    """
+
+    group: str
+    label: str
+    options: Mapping[str, Any]
+    generations: frozenset[str] | None
+    reason: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Group and label."""
+        return f"{self.group}: {self.label}"
+
+
+@dataclass(frozen=True)
+class CandidateGroup:
+    """Alternative sets of options, of which at most one is chosen.
+
+    Attributes:
+        question: What the group decides, as a question.
+        needs: A feature the program must have for the group to matter, such as "collectives"; ""
+            for none.
+        unseen: The effect that the prediction does not model; such a group is not chosen by its
+            time.
+    """
+
+    name: str
+    question: str
+    needs: str
+    unseen: str
+    candidates: tuple[OptionSet, ...]
+
+    def candidates_for(self, generation: str) -> tuple[OptionSet, ...]:
+        """Return the candidates for one TPU generation."""
+        return tuple(
+            one
+            for one in self.candidates
+            if one.generations is None or generation in one.generations
+        )
+
+    def missing_in(self, compiled: CompiledStep) -> str:
+        """Return why the group cannot affect a program; "" if it can."""
+        if not self.needs or _HAS[self.needs](compiled):
+            return ""
+        return f"it needs {self.needs}, and {compiled.name} on {compiled.slice} has none"
+
+
+@cache
+def load_candidates() -> tuple[CandidateGroup, ...]:
+    """Return tpukit's groups, in the order of the search."""
+    place = resources.files("tpukit.runtime.flags").joinpath("data", "search.toml")
+    data = tomllib.loads(place.read_text())
+    return tuple(_group(entry, data["sources"]) for entry in data["group"])
+
+
+def _group(entry: Mapping[str, Any], sources: Mapping[str, str]) -> CandidateGroup:
+    return CandidateGroup(
+        name=entry["name"],
+        question=entry["question"],
+        needs=entry.get("needs", ""),
+        unseen=entry.get("unseen", ""),
+        candidates=tuple(
+            OptionSet(
+                group=entry["name"],
+                label=one["label"],
+                options=one["options"],
+                generations=frozenset(one["generations"]) if "generations" in one else None,
+                reason=one["reason"],
+                source=sources[one["source"]],
+            )
+            for one in entry["candidate"]
+        ),
+    )
+
+
+_HAS = {
+    "collectives": lambda compiled: bool(compiled.collectives),
+    "several slices": lambda compiled: compiled.slice.num_slices > 1,
+    "sparse cores": lambda compiled: (
+        bool(compiled.collectives) and bool(compiled.slice.chip.sparse_cores.value)
+    ),
+    "megacore": lambda compiled: (
+        compiled.slice.chip.cores_per_chip > compiled.slice.chip.devices_per_chip
+    ),
+    "host transfers": lambda compiled: bool(compiled.memory.host_bytes),
+}
+
 
 DEFAULT_BUDGET = 24
 
@@ -45,32 +143,33 @@ def tune_flags(
     groups: Sequence[CandidateGroup] | None = None,
     registry: FlagRegistry | None = None,
 ) -> FlagSearch:
-    """Search the options of one compile for a workload and a slice.
+    """Search the compiler options for a workload and a slice.
 
-    Group after group is tried on top of the best so far; a candidate stays only when the predicted
-    step gets shorter (or the memory smaller at the same time). What the compiler refuses is
-    recorded with its reason; what the prediction is blind to is tried and shown, not chosen.
+    Each group is tried on top of the best options so far. A candidate is kept only if the predicted
+    step gets shorter, or the memory smaller at the same time. Candidates that the compiler refuses
+    are recorded with the reason. Candidates whose effect the prediction does not model are reported
+    but not chosen.
 
     Args:
-        workload: A `Job`, what `compile_for` takes, what `make_request` made of it, or a captured
-            program, whose own flags stay on; a step of several programs is tried as a whole.
-        on: The slice to compile for; a job, a request or a capture names its own.
+        workload: A `Job`, anything that `compile_for` takes, a `CompileRequest`, or a capture,
+            which keeps its own flags. A step of several programs is tried as one.
+        on: The slice; a job, a request or a capture has its own.
         *args: Example arguments of a function.
-        mesh: For a workload, as for `compile_for`.
-        donate_argnums: For a function, as for `compile_for`.
-        options: Where to start from; the compiler's defaults when left out.
-        budget: Compiles to spend at most, the first one included.
-        seconds: Time to spend at most; a compile that has begun is then cut off.
-        beam: Sets of options carried from group to group; 1 keeps only the best.
-        workers: Compiles at once; by default as many as cores and memory allow.
-        timeout_s: For each compile.
-        use_cache: Whether answers on disk will do.
-        progress: Called with a line for each thing that is done.
-        groups: What to try; by default the groups that come with tpukit.
-        registry: The flags to check against; those installed here by default.
+        mesh: The mesh of a workload, as for `compile_for`.
+        donate_argnums: Donated arguments of a function, as for `compile_for`.
+        options: Options to start from; the compiler's defaults by default.
+        budget: Most compiles, including the first.
+        seconds: Most time; a running compile is then stopped.
+        beam: Sets of options that are carried from group to group; 1 keeps only the best.
+        workers: Parallel compiles; by default as many as cores and memory allow.
+        timeout_s: Time limit of each compile.
+        use_cache: Whether to use and keep cached compiles.
+        progress: Called with a line about each action.
+        groups: Groups to try; by default tpukit's own.
+        registry: Flags to validate against; by default those of the installed libtpu.
 
     Raises:
-        XLACompilationError: The program does not compile with the options it starts from.
+        XLACompilationError: The program does not compile with the initial options.
         TPUValidationError: The budget or the beam is less than one.
     """
     if budget < 1 or beam < 1:
@@ -112,11 +211,11 @@ def tune_flags(
 
 @dataclass
 class _FlagSearch:
-    """One search.
+    """The state of a search.
 
     Attributes:
         requests: The programs of one step, the heaviest first; all get the same options.
-        calls: How often one step runs each of them.
+        calls: How often a step runs each program.
     """
 
     requests: Sequence[CompileRequest]
@@ -137,7 +236,7 @@ class _FlagSearch:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The flags that the program sets for itself."""
+        """The flags that the program sets itself, as environment variables."""
         own = self.requests[0].libtpu_init_args
         return {"LIBTPU_INIT_ARGS": own} if own else {}
 
@@ -160,7 +259,7 @@ class _FlagSearch:
         return self._result(baseline, kept[0])
 
     def _choose(self, group: CandidateGroup, kept: list[FlagTrial]) -> list[FlagTrial]:
-        """The best sets of options once a group was tried on top of those kept so far."""
+        """Return the best sets of options after trying a group on top of `kept`."""
         tried: list[FlagTrial] = []
         for candidate in group.candidates_for(self.requests[0].slice.chip.name):
             already = self._already_set(candidate)
@@ -204,7 +303,7 @@ class _FlagSearch:
         return "the program sets it already" if own.keys() & flags else "already the default"
 
     def _compile(self, posed: list[FlagTrial]) -> list[FlagTrial]:
-        """Compile as many as budget and time allow, some side by side."""
+        """Compile as many trials as budget and time allow, some in parallel."""
         left = self.budget // len(self.requests) - len(self.trials)
         affordable = posed[: max(0, left)]
         if len(affordable) < len(posed):

@@ -1,13 +1,15 @@
-"""What came of a search for compiler options: every trial, the best, and how to use it."""
+"""The trials of a search for compiler options, and the best of them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...compiler.compiled import CompiledStep
+from ...errors import TPUError
+from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ...shown import Shown
-from ..result import DOES_NOT_FIT, FITS
 
 TRIALS_SHOWN = 10
 NOTE = (
@@ -18,16 +20,16 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class FlagTrial:
-    """One set of options and what the compiler made of it.
+    """One set of options with its compiled result.
 
     Attributes:
-        names: The candidates in it, "" when there are none: where the search started.
-        options: All options, as one compile takes them.
-        fits: What the compiler said; None when it refused the options.
-        step_time_s: Predicted (origin model); None with `no_prediction` saying why.
-        total_bytes: Of HBM, as the compiler reports it.
-        caveats: What the prediction could not see.
-        refusal: Why there is no answer, in the compiler's own words.
+        names: The candidates in it; empty for the initial options.
+        options: All options of the compile.
+        fits: Whether the program fits; None if the compiler refused the options.
+        step_time_s: Predicted step time; None with a reason in `no_prediction`.
+        total_bytes: HBM per device, from the compiler.
+        caveats: Parts of the program that the prediction does not model.
+        refusal: The compiler's error; "" if there was none.
     """
 
     names: tuple[str, ...] = ()
@@ -41,12 +43,12 @@ class FlagTrial:
 
     @property
     def title(self) -> str:
-        """The candidates in one line."""
+        """The candidates as one line."""
         return ", ".join(self.names) or "as given"
 
     @property
     def outcome(self) -> str:
-        """What came of it, in one line."""
+        """The result as one line."""
         if self.refusal:
             return f"refused: {self.refusal}"
         size = f"{_size(self.total_bytes)} (compiler)"
@@ -56,13 +58,13 @@ class FlagTrial:
 
     @property
     def order(self) -> tuple[bool, float, int]:
-        """Sorts the best first: those that fit by time, the others by memory."""
+        """Sort key, best first: trials that fit by time, the others by memory."""
         endless = float("inf")
         seconds = endless if self.step_time_s is None else self.step_time_s
         return not self.fits, seconds, self.total_bytes or 2**62
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the trial as plain data."""
         return {
             "candidates": list(self.names),
             "options": dict(self.options),
@@ -80,17 +82,17 @@ class FlagTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagSearch(Shown):
-    """A finished search.
+    """The result of a search.
 
     Attributes:
-        baseline: The program with the options it started from.
-        best: The best found; the baseline itself when nothing was better.
-        trials: All that went to the compiler, in order, the baseline first.
-        skipped: What was not tried or not chosen, and why.
+        baseline: The trial of the initial options.
+        best: The best trial; the baseline if no other is better.
+        trials: All trials that were compiled, in order, the baseline first.
+        skipped: Groups and candidates that were not tried or not chosen, each with the reason.
         variables: The best options as environment variables: LIBTPU_INIT_ARGS and, rarely,
             XLA_FLAGS.
-        flags: The best options as `tpukit check --flags` takes them.
-        stopped: Why the search ended early, or "".
+        flags: The best options in the form of `tpukit check --flags`.
+        stopped: Why the search ended early; "" if it did not.
     """
 
     program: str
@@ -105,22 +107,22 @@ class FlagSearch(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0 when the best fits, 3 when nothing does."""
-        return FITS if self.best.fits else DOES_NOT_FIT
+        """0 if the best trial fits, otherwise 3."""
+        return ExitCode.DONE if self.best.fits else ExitCode.DOES_NOT_FIT
 
     @property
     def refused(self) -> tuple[FlagTrial, ...]:
-        """The trials the compiler gave no answer to."""
+        """The trials that ended in an error."""
         return tuple(trial for trial in self.trials if trial.refusal)
 
     @property
     def speedup(self) -> float | None:
-        """Predicted step before over after; None when either is not known."""
+        """Predicted step time before divided by after; None if one is unknown."""
         before, after = self.baseline.step_time_s, self.best.step_time_s
         return before / after if before and after else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the search as plain data."""
         return {
             "program": self.program,
             "slice": str(self.slice),
@@ -136,7 +138,7 @@ class FlagSearch(Shown):
         }
 
     def __rich__(self) -> Any:
-        """The best first, then the trials, then what the compiler refused."""
+        """Show the best trial first, then the others, then the refused ones."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -188,3 +190,59 @@ def _share(seconds: float | None, before: float | None) -> str:
 
 def _size(amount: int | None) -> str:
     return "–" if amount is None else format_quantity(amount, "B")
+
+
+# Predicted times closer than this count as equal.
+SMALLEST_GAIN = 0.005
+SMALLEST_SAVING = 0.01  # of memory, where the time is equal
+
+
+def judge(answer: CompiledStep | TPUError, trial: FlagTrial) -> FlagTrial:
+    """Return a trial with its compiled result and predicted step."""
+    if isinstance(answer, TPUError):
+        return replace(trial, refusal=str(answer))
+    try:
+        found = replace(trial, fits=answer.fits, total_bytes=answer.memory.total_bytes)
+        if not answer.fits:
+            return replace(found, no_prediction="a program that does not fit takes no step")
+        prediction = answer.predict()
+    except TPUError as error:
+        return replace(trial, refusal=str(error))
+    return replace(found, step_time_s=prediction.step_time_s, caveats=prediction.caveats)
+
+
+def in_one_step(parts: Sequence[FlagTrial], calls: Sequence[int]) -> FlagTrial:
+    """Return one trial for a step of several programs: times add up, and every program must fit."""
+    if len(parts) == 1 and calls[0] == 1:
+        return parts[0]
+    refused = next((one for one in parts if one.refusal), None)
+    if refused is not None:
+        return refused
+    times = [
+        None if one.step_time_s is None else one.step_time_s * count
+        for one, count in zip(parts, calls, strict=True)
+    ]
+    known = [time for time in times if time is not None]
+    return replace(
+        parts[0],
+        fits=all(one.fits for one in parts),
+        step_time_s=sum(known) if len(known) == len(times) else None,
+        no_prediction=next((one.no_prediction for one in parts if one.no_prediction), ""),
+        total_bytes=max(one.total_bytes or 0 for one in parts),
+        caveats=tuple(dict.fromkeys(caveat for one in parts for caveat in one.caveats)),
+    )
+
+
+def is_better(trial: FlagTrial, than: FlagTrial) -> bool:
+    """Whether a trial fits where the other does not, is faster, or is smaller at the same time."""
+    # Time that the prediction does not model is missing from it, which would look like a gain.
+    if trial.refusal or len(trial.caveats) > len(than.caveats):
+        return False
+    if bool(trial.fits) != bool(than.fits):
+        return bool(trial.fits)
+    smaller = (trial.total_bytes or 0) < (1 - SMALLEST_SAVING) * (than.total_bytes or 0)
+    if trial.step_time_s is None or than.step_time_s is None:
+        return smaller
+    if trial.step_time_s < (1 - SMALLEST_GAIN) * than.step_time_s:
+        return True
+    return smaller and trial.step_time_s <= than.step_time_s

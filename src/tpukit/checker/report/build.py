@@ -1,12 +1,12 @@
-"""From the objects of a check to a report of plain data."""
+"""`build_report`: convert a check to plain data."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...compiler.memory.liveness import Schedule, parse_live_ranges
+from ...compiler.memory.assignment import Schedule, parse_live_ranges
 from ...compiler.timeline import Machine, Network, TrackSpan
 from ...hardware import Slice
-from ..capture_view import capture_facts
+from ..capture_report import capture_facts
 from .collectives import collective_rows
 from .schema import SCHEMA, ChipData, FigureData, Report
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def build_report(
     result: "CheckResult", *, options: Mapping[str, Any] | None = None, next_command: str = ""
 ) -> Report:
-    """Everything a check found, as the data that pages, traces and comparisons are made from.
+    """Return a check as the data that pages, traces and comparisons are made from.
 
     Args:
         result: The check.
-        options: Compiler options that were set; by default those its job names.
-        next_command: What to run next.
+        options: Compiler options that were set; by default those of the job.
+        next_command: The command to run next.
     """
     compiled, prediction = result.compiled, result.prediction
     memory = compiled.memory
@@ -35,7 +35,7 @@ def build_report(
         "job": None if result.job is None else result.job.to_dict(),
         "slice": compiled.slice.to_dict(),
         "chip": roofs_of(compiled.slice),
-        "memory": memory.to_dict(),
+        "memory": about["memory"],
         "host_memory": None if result.host_memory is None else result.host_memory.to_dict(),
         "prediction": None,
         "no_prediction": result.no_prediction,
@@ -43,8 +43,8 @@ def build_report(
             name: about[name]
             for name in ("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes")
         },
-        "operations": compiled.operations,
-        "versions": dict(compiled.versions),
+        "operations": about["operations"],
+        "versions": about["versions"],
         "options": dict(job_options if options is None else options),
         "fixes": None if result.fixes is None else result.fixes.to_dict()["fixes"],
         "next": next_command,
@@ -66,7 +66,7 @@ def build_report(
 
 
 def roofs_of(target: Slice) -> ChipData:
-    """What one device can do at most."""
+    """Return the peak compute and memory bandwidth of one device."""
     chip = target.chip
     return {
         "name": chip.name,
@@ -78,18 +78,18 @@ def roofs_of(target: Slice) -> ChipData:
 def live_memory(
     curve: Sequence[tuple[int, int]], schedule: Schedule, spans: Sequence[TrackSpan]
 ) -> list[list[float]]:
-    """(seconds, bytes) for each point of a memory curve; a loop's body is in its first iteration.
+    """Return (seconds, bytes) for each point of a memory curve, with loop bodies once.
 
     Args:
-        curve: Position in the schedule and bytes.
-        schedule: The order that the positions count in.
-        spans: When what stands in that order runs.
+        curve: Positions in the schedule, each with its bytes.
+        schedule: The instructions in schedule order.
+        spans: When each instruction runs.
     """
     starts = {span.name: span.start_s for span in spans if span.track == "core"}
     clock: list[float] = []
     now = 0.0
     for name in schedule.instructions:
-        # A loop's own entry may stand behind its body; time does not run backwards.
+        # A loop's own entry may follow its body in the schedule, but time must not decrease.
         now = max(now, starts.get(name, now))
         clock.append(now)
     if not clock:

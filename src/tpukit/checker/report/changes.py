@@ -1,4 +1,4 @@
-"""Two reports, figure by figure: what each says, how much more the second has, and in words."""
+"""Compare two reports figure by figure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SECTIONS = (
     *("verdict", "program", "memory", "time", "operations", "communication", "options"),
     "versions",
 )
-# Two runs of one program agree to the last bit; a smaller difference is arithmetic, not news.
+# Two runs of one program agree exactly; a smaller difference is floating-point rounding.
 _SAME = 1e-9
 _MEMORY = ("total_bytes", "host_bytes", "argument_bytes", "temp_bytes", "usable_bytes")
 _ELSEWHERE = ("options", "slice")  # of a job: the report has them itself
@@ -37,13 +37,13 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is different.
+    """One figure in two reports.
 
     Attributes:
         section: One of `SECTIONS`.
-        before: In the first report; None where it has none.
-        after: In the second.
-        origin: Where both numbers come from; "" for what is no number.
+        before: Value in the first report; None if it has none.
+        after: Value in the second report.
+        origin: Origin of both numbers; "" if they are no numbers.
         is_part: Whether it is part of a sum in the same section.
     """
 
@@ -57,24 +57,24 @@ class Change:
 
     @property
     def delta(self) -> float | None:
-        """How much more the second has, where both have a number."""
+        """Second value minus first; None if either is no number."""
         if not self.unit or self.before is None or self.after is None:
             return None
         return float(self.after) - float(self.before)
 
     @property
     def percent(self) -> float | None:
-        """The difference as a percentage of the first."""
+        """The difference in percent of the first value."""
         return 100 * self.delta / self.before if self.delta is not None and self.before else None
 
     @property
     def is_change(self) -> bool:
-        """Whether the two differ."""
+        """Whether the values differ."""
         return not _equal(self.before, self.after)
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """Before, after and the difference, for people."""
+        """First value, second value and difference as text."""
         before, after = (_word(value, self.unit) for value in (self.before, self.after))
         if self.delta is None or not self.is_change:
             return before, after, ""
@@ -87,14 +87,14 @@ class Change:
         return before, after, difference
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the change as plain data."""
         return {**vars(self), "delta": self.delta, "percent": self.percent}
 
 
 def compare_reports(a: Report, b: Report) -> list[Change]:
-    """Put every figure of two reports side by side, by section, equal or not.
+    """Return every figure of two reports in pairs, by section, including equal ones.
 
-    Parts of a sum come last in their section, those that differ most first.
+    Parts of a sum come last in their section, sorted by their difference.
     """
     return sorted(
         _pairs(a, b),
@@ -152,7 +152,7 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
 
 
 def _programs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield the whole step of a captured program, where it runs several programs, and each."""
+    """Yield the step time of a captured program that runs several programs, and figures of each."""
     rows = [{row["name"]: row for row in one.get("programs", ())} for one in (a, b)]
     if min(map(len, rows)) < 2:
         return
@@ -188,7 +188,7 @@ def _communication(a: Report, b: Report) -> Iterator[Change]:
 
 
 def _by_kind(report: Report) -> dict[str, dict[str, float]]:
-    """Sums over a step by kind and group size."""
+    """Return sums over a step by kind and group size."""
     sums: dict[str, dict[str, float]] = {}
     for row in report.get("collectives") or ():
         total = sums.setdefault(f"{row['kind']} over {row['group_size']}", {})
@@ -199,7 +199,7 @@ def _by_kind(report: Report) -> dict[str, dict[str, float]]:
 
 
 def _both(a: object, b: object) -> Iterator[tuple[str, Any, Any]]:
-    """Every key of either mapping with its two values, in the order they are written."""
+    """Yield every key of either mapping with both values."""
     before, after = (cast("Mapping[str, Any]", one or {}) for one in (a, b))
     for name in {**before, **after}:
         yield name, before.get(name), after.get(name)

@@ -1,4 +1,4 @@
-"""The collectives of a step: what each moves, how long it takes, how much of it is waited for."""
+"""Report the collectives of a step: bytes, time, and how long the core waits for them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from ...compiler.hlo import Collective, Computation, HloModule, Instruction, find_collective
 from ...compiler.timeline import Network, TrackSpan
-from ...compiler.timeline.work import work_of
+from ...compiler.timeline.machine import work_of
 from .schema import CollectiveData
 
-# A "done" finds its "start" through these, and through the fusions that carry it along.
+# A "done" instruction reaches its "start" through these opcodes.
 _PASS_ON = ("get-tuple-element", "bitcast", "tuple", "fusion", "opt-barrier")
 _NETWORKS = ("ici", "dcn")
 _BETWEEN_SLICES = ("send", "recv")
@@ -21,8 +21,8 @@ class _Started:
     """A collective in the program.
 
     Attributes:
-        seconds: Of the transfer alone; None where only the simulation knows.
-        product_s: Work of the core that is fused with it.
+        seconds: Time of the transfer alone; None if only the simulation has it.
+        product_s: Time of the matmul that is fused with it.
     """
 
     collective: Collective
@@ -41,10 +41,10 @@ class _CollectiveRow:
 def collective_rows(
     module: HloModule, spans: Sequence[TrackSpan], network: Network
 ) -> list[CollectiveData]:
-    """Join the program's collectives with the times the simulation gave them.
+    """Return the program's collectives with their times from the simulation.
 
-    Collectives of one kind, group size and size of array share a row; the row the core waits
-    for longest comes first.
+    Collectives of the same kind, group size and array size share a row; the row with the longest
+    wait comes first.
     """
     found, waits = _find(module, network, {span.name for span in spans})
     rows: defaultdict[tuple[str, int, int], _CollectiveRow] = defaultdict(_CollectiveRow)
@@ -84,7 +84,7 @@ def _row(rows: Mapping[tuple[str, int, int], _CollectiveRow], started: _Started)
 def _find(
     module: HloModule, network: Network, simulated: set[str]
 ) -> tuple[dict[str, _Started], dict[str, str]]:
-    """Collectives by the instruction that starts them, and starts by what waits for them."""
+    """Return collectives by their start instruction, and the start that each "done" waits for."""
     found: dict[str, _Started] = {}
     waits: dict[str, str] = {}
     for computation in module.computations.values():

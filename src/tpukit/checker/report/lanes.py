@@ -1,7 +1,7 @@
-"""Spans as rows: on one row they follow or enclose each other, and a loop is drawn once.
+"""Arrange spans in rows without crossings, and fold loops to one iteration.
 
-A simulation shows a loop's body in its first iteration and leaves the others empty. Folding takes
-the empty stretches out of the axis, so that a layer can be seen beside what runs once a step.
+A simulation shows a loop's body in its first iteration and leaves the others empty. Folding removes
+the empty intervals from the axis, so that a layer is visible beside what runs once per step.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...compiler.timeline import TrackSpan
 
-# The order in which a person reads them, with what each shows.
+# Titles of tracks, in reading order.
 TRACK_TITLES = {
     "core": "Core (MXU and VPU)",
     "hbm": "HBM DMA",
@@ -19,7 +19,7 @@ TRACK_TITLES = {
     "dcn": "DCN",
     "host": "Host link",
 }
-# Only the core runs things inside each other: ops inside loops.
+# Only spans of the core nest, because ops run inside loops.
 NESTING_TRACKS = ("core",)
 
 
@@ -28,8 +28,8 @@ class Lane:
     """One row of a track.
 
     Attributes:
-        number: 0 for the first row of the track.
-        spans: (start, end, span) in nanoseconds, by start, the enclosing one first.
+        number: Row within the track, from 0.
+        spans: (start, end, span) in nanoseconds, sorted by start, enclosing spans first.
     """
 
     track: str
@@ -38,13 +38,13 @@ class Lane:
 
     @property
     def title(self) -> str:
-        """The name of the row."""
+        """The title of the row."""
         title = track_title(self.track)
         return title if self.number == 0 else f"{title} #{self.number + 1}"
 
 
 def track_title(track: str) -> str:
-    """What a person calls a track; "ici x" is the x axis of "ici"."""
+    """Return the title of a track; "ici x" is the x axis of "ici"."""
     kind, _, axis = track.partition(" ")
     title = TRACK_TITLES.get(kind, kind)
     return f"{title} {axis}" if axis else title
@@ -57,7 +57,7 @@ def _rank(track: str) -> int:
 
 
 def split_into_lanes(spans: Sequence[TrackSpan]) -> list[Lane]:
-    """Lay out spans, tracks in reading order, with as few rows as a greedy pass finds."""
+    """Assign spans to rows greedily, with tracks in reading order."""
     tracks: defaultdict[str, list[tuple[int, int, TrackSpan]]] = defaultdict(list)
     for span in spans:
         tracks[span.track].append((*nanoseconds(span), span))
@@ -70,7 +70,7 @@ def split_into_lanes(spans: Sequence[TrackSpan]) -> list[Lane]:
 
 
 def nanoseconds(span: TrackSpan) -> tuple[int, int]:
-    """Start and end; both are rounded, so that what touches or nests still does."""
+    """Return start and end, both rounded, so that spans that touch or nest still do."""
     return round(span.start_s * 1e9), round((span.start_s + span.duration_s) * 1e9)
 
 
@@ -79,7 +79,7 @@ def _rows(
 ) -> list[list[tuple[int, int, TrackSpan]]]:
     rows: list[list[tuple[int, int, TrackSpan]]] = []
     open_until: list[list[int]] = []
-    # A loop goes before the op that opens it, also where both are equally long.
+    # A loop comes before the op that starts it, even if both are equally long.
     for entry in sorted(spans, key=lambda one: (one[0], -one[1], one[2].cause != "loop")):
         start, end, _ = entry
         for row, ends in zip(rows, open_until, strict=True):
@@ -100,8 +100,8 @@ class Loop:
     """A loop of the program.
 
     Attributes:
-        iterations: How often its body runs each time the loop does.
-        iteration_s: Length of one iteration.
+        iterations: Iterations per run of the loop.
+        iteration_s: Seconds per iteration.
     """
 
     span: TrackSpan
@@ -109,17 +109,17 @@ class Loop:
 
     @property
     def iteration_s(self) -> float:
-        """Length of one iteration."""
+        """Seconds per iteration."""
         return self.span.duration_s / self.iterations
 
     @property
     def end_s(self) -> float:
-        """When the last iteration ends."""
+        """The end of the last iteration."""
         return self.span.start_s + self.span.duration_s
 
 
 def find_loops(spans: Sequence[TrackSpan]) -> list[Loop]:
-    """Every loop of the core's track with its number of iterations, in order of time."""
+    """Return every loop of the core's track with its number of iterations, in order of time."""
     core = sorted(
         (span for span in spans if span.track == "core"),
         key=lambda span: (span.start_s, -span.duration_s),
@@ -132,7 +132,7 @@ def find_loops(spans: Sequence[TrackSpan]) -> list[Loop]:
         first = bisect_right(starts, span.start_s - span.duration_s * 1e-9)
         last = bisect_right(starts, span.start_s + span.duration_s * (1 - 1e-9))
         inside = [one.times for one in core[first:last] if one.times > span.times]
-        # What lies deeper runs more often still, so the least is the body's own.
+        # Ops in inner loops run more often still, so the minimum belongs to the body itself.
         loops.append(Loop(span, min(inside) // span.times if inside else 1))
     return loops
 
@@ -142,7 +142,7 @@ class FoldedAxis:
     """A time axis without the iterations of loops after the first.
 
     Attributes:
-        cuts: Stretches taken out, in order and apart: (start, end).
+        cuts: Removed intervals (start, end), sorted and disjoint.
     """
 
     cuts: tuple[tuple[float, float], ...]
@@ -151,7 +151,7 @@ class FoldedAxis:
 
     @classmethod
     def of(cls, loops: Sequence[Loop]) -> "FoldedAxis":
-        """The axis that shows each of `loops` once."""
+        """Return the axis that shows each loop once."""
         wanted = sorted(
             (loop.span.start_s + loop.iteration_s, loop.end_s)
             for loop in loops
@@ -169,7 +169,7 @@ class FoldedAxis:
         return cls(tuple(cuts), tuple(start for start, _ in cuts), tuple(removed))
 
     def place(self, seconds: float) -> float:
-        """Where a moment lies on the folded axis."""
+        """Return the position of a moment on the folded axis."""
         count = bisect_right(self._starts, seconds)
         if not count:
             return seconds
@@ -178,7 +178,7 @@ class FoldedAxis:
 
 
 def later_turns(loops: Sequence[Loop]) -> list[TrackSpan]:
-    """A span for the iterations of each loop that a simulation leaves empty."""
+    """Return one span per loop for the iterations that the simulation leaves empty."""
     nanosecond = 1e-9  # apart from the first iteration, so that rounding never lets them cross
     return [
         replace(

@@ -1,13 +1,12 @@
-"""Steps as a trace for https://ui.perfetto.dev, in either format that it reads.
+"""Write steps as traces for https://ui.perfetto.dev, as JSON or as TrackEvent packets.
 
-One process a step: a predicted one, and a measured one beside it under the same names of rows.
+Each step is one process: a predicted one and, if there is one, a measured one with the same rows.
 
-JSON is what chrome://tracing reads too. TrackEvent packets are Perfetto's own format: they keep
-nanoseconds and need no viewer's guess. Their field numbers are those of
-perfetto/protos/perfetto/trace (trace_packet, track_descriptor, track_event, debug_annotation,
-counter_descriptor), which are never renumbered. Thirty lines of a wire format frozen since 2008
-cost less than a dependency on a package whose versions libtpu, TensorFlow and cloud clients already
-fight over.
+chrome://tracing reads the JSON too. TrackEvent packets are Perfetto's own format, which keeps
+nanoseconds. Their field numbers are those of perfetto/protos/perfetto/trace (trace_packet,
+track_descriptor, track_event, debug_annotation, counter_descriptor), which are never renumbered.
+The wire format takes thirty lines; the perfetto package would pin a protobuf version that conflicts
+with those of libtpu and TensorFlow.
 """
 
 import gzip
@@ -16,7 +15,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError, did_you_mean
@@ -40,63 +39,54 @@ STATE_CLEARED = 1  # SequenceFlags
 _SEQUENCE_ID = 1
 
 
-class Predicted(Protocol):
-    """Whatever has spans: a `StepPrediction`, or a report read back."""
-
-    @property
-    def spans(self) -> Sequence[TrackSpan]:
-        """What runs when."""
-        ...
-
-
 def write_perfetto(
-    prediction: Predicted,
+    spans: Sequence[TrackSpan],
     path: Path,
     *,
     memory: Sequence[Sequence[float]] | None = None,
     name: str = "predicted step, one device",
 ) -> Path:
-    """Write a step's trace: JSON for `.json`, Perfetto's own format for `.pftrace`, `.gz` packed.
+    """Write a trace: JSON for `.json`, Perfetto's own format for `.pftrace`, compressed with `.gz`.
 
-    Rows are the core, HBM copies, ICI, DCN and the host link; a loop's body is shown in its
-    first iteration, and each slice carries FLOPs, bytes, op name, cause and how often it runs.
+    Rows are the core, HBM copies, ICI, DCN and the host link. A loop's body is shown in its first
+    iteration. Each slice has FLOPs, bytes, op name, cause and number of runs.
 
     Args:
-        prediction: What has spans.
-        path: Where to write.
-        memory: (seconds, bytes) of live HBM, as a report's `live_memory`, for a counter.
-        name: What the process is called.
+        spans: Spans of a `StepPrediction`, or of a report that was read back.
+        path: The file to write.
+        memory: (seconds, bytes) of live HBM for a counter, as in a report's `live_memory`.
+        name: Name of the process.
 
     Raises:
-        TPUValidationError: The path ends otherwise, or there are no spans.
+        TPUValidationError: The path has another ending, or there are no spans.
     """
-    ending_of(path)  # before the timeline: a wrong name is the first thing to mend
-    if not prediction.spans:
+    ending_of(path)  # before the timeline: a wrong name is the first thing to fix
+    if not spans:
         raise TPUValidationError(
             "there is no timeline to write: the check stopped at the verdict on memory; "
             "run it without --memory-only, on something that fits."
         )
-    return write_traces([Trace.of(prediction.spans, name=name, memory=memory or ())], path)
+    return write_traces([Trace.of(spans, name=name, memory=memory or ())], path)
 
 
 def write_traces(traces: Sequence["Trace"], path: Path) -> Path:
-    """Write steps into one file, each as a process of its own.
+    """Write steps into one file, each as its own process.
 
     Raises:
-        TPUValidationError: The path ends otherwise than `ENDINGS`.
+        TPUValidationError: The path has none of the `ENDINGS`.
     """
     ending = ending_of(path)
     if ending.startswith(".json"):
         content = json.dumps(chrome_events(*traces), separators=(",", ":")).encode()
     else:
         content = track_event_bytes(*traces)
-    # A fixed time stamp, so that the same step gives the same file.
+    # A fixed time stamp makes the file reproducible.
     write_output(path, gzip.compress(content, mtime=0) if ending.endswith(".gz") else content)
     return path
 
 
 def ending_of(path: Path) -> str:
-    """The ending of a trace's name, one of `ENDINGS`."""
+    """Return the ending of a trace's file name, one of `ENDINGS`."""
     ending = next((known for known in ENDINGS[::-1] if path.name.endswith(known)), None)
     if ending is None:
         raise TPUValidationError(
@@ -111,10 +101,10 @@ class Trace:
     """One device's step.
 
     Attributes:
-        name: Of the device, as a person reads it.
+        name: Name of the device.
         lanes: Rows of slices, in reading order.
-        memory: (nanoseconds, bytes) of live HBM, in order of time.
-        origin: Where its times come from: "model" or "measured".
+        memory: (nanoseconds, bytes) of live HBM, sorted by time.
+        origin: Origin of its times: "model" or "measured".
     """
 
     name: str
@@ -131,10 +121,10 @@ class Trace:
         memory: Sequence[Sequence[float]] = (),
         origin: str = ORIGIN,
     ) -> "Trace":
-        """Lay a step out; what of a loop is not shown becomes one slice that says so."""
+        """Arrange a step in rows; the later iterations of a loop become one slice."""
         whole = [*spans, *later_turns(find_loops(spans))]
         points = sorted((round(seconds * 1e9), round(amount)) for seconds, amount in memory)
-        # Of several values at one moment the highest is the one that must fit.
+        # Of several values at one moment only the highest matters.
         highest: dict[int, int] = {}
         for moment, amount in points:
             highest[moment] = max(amount, highest.get(moment, 0))
@@ -142,7 +132,7 @@ class Trace:
 
 
 def arguments_of(span: TrackSpan, origin: str = ORIGIN) -> dict[str, str | int | float]:
-    """What a slice says of itself when it is clicked."""
+    """Return the arguments that a viewer shows for a slice."""
     return {
         "cause": span.cause,
         "op_name": span.op_name,
@@ -154,7 +144,7 @@ def arguments_of(span: TrackSpan, origin: str = ORIGIN) -> dict[str, str | int |
 
 
 def varint(value: int) -> bytes:
-    """An integer in groups of seven bits, the lowest first; a negative one as 64 bits."""
+    """Encode an integer as a varint; a negative one as 64 bits."""
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:
@@ -165,32 +155,32 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """An integer or enumeration field."""
+    """Encode an integer or enumeration field."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
 def real(field: int, value: float) -> bytes:
-    """A double field."""
+    """Encode a double field."""
     return varint(field << 3 | _FIXED64) + struct.pack("<d", value)
 
 
 def block(field: int, value: bytes) -> bytes:
-    """A field that holds a message."""
+    """Encode a field that contains a message or bytes."""
     return varint(field << 3 | _LENGTH) + varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """A string field; what is no Unicode becomes a replacement character."""
+    """Encode a string field; invalid Unicode becomes a replacement character."""
     return block(field, value.encode("utf-8", errors="replace"))
 
 
 def track_event_bytes(*traces: Trace) -> bytes:
-    """The traces as a `.pftrace` file."""
+    """Return the traces as a `.pftrace` file."""
     return b"".join(block(PACKET, packet) for packet in _packets(traces))
 
 
 def _packets(traces: Sequence[Trace]) -> Iterator[bytes]:
-    """The tracks, then all that happens on them in order of time."""
+    """Yield the track descriptors, then all events in order of time."""
     events: list[tuple[int, bytes]] = []
     uuid = 0
     for pid, trace in enumerate(traces, start=1):
@@ -208,7 +198,7 @@ def _packets(traces: Sequence[Trace]) -> Iterator[bytes]:
             yield _packet(block(DESCRIPTOR, _track(uuid, MEMORY_COUNTER, root) + counter))
             about = number(TYPE, COUNT) + number(TRACK, uuid)
             events += [(moment, about + number(VALUE, amount)) for moment, amount in trace.memory]
-    # Stable: what a track says of one moment stays in the order it was said.
+    # The sort is stable, so events of one track at one moment keep their order.
     for moment, event in sorted(events, key=lambda one: one[0]):
         yield _packet(block(EVENT, event), moment=moment)
 
@@ -220,7 +210,7 @@ def _track(uuid: int, title: str, parent: int) -> bytes:
 def _slices(
     uuid: int, spans: tuple[tuple[int, int, TrackSpan], ...], origin: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Begins and ends in order of time: a begin opens inside what is open, an end closes it."""
+    """Yield begin and end events in order of time; a slice may nest inside an open one."""
     still_open: list[int] = []
     finish = number(TYPE, END) + number(TRACK, uuid)
     for start, end, span in spans:
@@ -254,7 +244,7 @@ def _packet(content: bytes, *, moment: int | None = None, flags: int = 0) -> byt
 
 
 def chrome_events(*traces: Trace) -> dict[str, Any]:
-    """The traces as JSON data: complete slices by row, times in microseconds."""
+    """Return the traces as JSON data: complete slices by row, with times in microseconds."""
     events: list[dict[str, Any]] = []
     for process, trace in enumerate(traces, start=1):
         events.append(_about("process_name", process, 0, name=trace.name))

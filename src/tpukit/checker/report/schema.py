@@ -1,12 +1,11 @@
-"""What a report holds, as plain data, and how it is read back from a file.
+"""`Report`: a check as plain data, and how it is read back from a file.
 
-It is the one input of every file, page and comparison. `build_report` fills it from a check;
-`read_report` reads it back from JSON. Every part may be missing. A part that is missing for a
-reason says so in the `no_…` key beside it.
+Files, pages and comparisons all take a report. `build_report` makes one from a check, and
+`read_report` reads one from JSON. Any part may be missing; a `no_…` key then has the reason.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,7 +24,7 @@ _MAKE_ONE = "make one with `tpukit check … --json > report.json`."
 
 
 class FigureData(TypedDict, total=False):
-    """A number with its provenance, as `hardware.Figure.to_dict` gives it."""
+    """A number with its origin, as `hardware.Figure.to_dict` returns it."""
 
     value: float | None
     unit: str
@@ -36,7 +35,7 @@ class FigureData(TypedDict, total=False):
 
 
 class ChipData(TypedDict):
-    """The roofs of one device."""
+    """Peak compute and memory bandwidth of one device."""
 
     name: str
     peak_bf16_tflops: FigureData
@@ -44,16 +43,16 @@ class ChipData(TypedDict):
 
 
 class CollectiveData(TypedDict):
-    """Collectives of one kind among equally many devices that move equally much.
+    """Collectives with the same kind, group size and array size.
 
     Attributes:
         kind: "all-gather", "all-reduce", …
-        group_size: Devices that take part together.
-        bytes: Size of the whole array on one device, for one of them.
-        times: How many run in a step, loops counted.
-        seconds: Of all of them together, hidden or not.
-        exposed_s: Of that, what the core waits for.
-        op_name: Where in the user's program the largest comes from.
+        group_size: Devices per group.
+        bytes: Size of the array on one device, per collective.
+        times: Collectives per step, with loop iterations counted.
+        seconds: Transfer time of all of them, hidden or not.
+        exposed_s: Part of that time during which the core waits.
+        op_name: Op name of the largest in the user's program.
     """
 
     kind: str
@@ -70,23 +69,23 @@ class Report(TypedDict, total=False):
 
     Attributes:
         schema: `SCHEMA`.
-        verdict: What the compiler said of the memory.
+        verdict: Whether the program fits.
         program: Name of the function or model.
-        job: What was asked for; None for a bare function.
+        job: The job; None for a bare function.
         slice: `Slice.to_dict()`.
-        chip: The roofs of one device.
+        chip: Peaks of one device.
         memory: `MemoryReport.to_dict()`.
         host_memory: `HostMemory.to_dict()`; None for a bare function.
-        live_memory: (seconds, bytes of HBM) over one step, a loop's body once.
+        live_memory: (seconds, bytes of HBM) over one step, with loop bodies once.
         prediction: `StepPrediction.to_dict()`, or None with `no_prediction`.
-        spans: `TrackSpan.to_dict()` of all that runs in a step, a loop's body once.
-        collectives: Where the communication is.
-        compile: How it was made: compile_s, stage, from_cache, flops_per_device, code_bytes.
-        operations: How many fusions, kernels, loops and copies the program has, a loop's body once.
-        versions: Of jax, jaxlib and libtpu.
+        spans: `TrackSpan.to_dict()` of everything that runs in a step, with loop bodies once.
+        collectives: The collectives of a step.
+        compile: Facts on the compile: compile_s, stage, from_cache, flops_per_device, code_bytes.
+        operations: Number of fusions, kernels, loops and copies, with loop bodies once.
+        versions: Versions of jax, jaxlib and libtpu.
         options: Compiler options that were set.
-        capture: Of a captured program: its command, programs and findings; see `capture_facts`.
-        fixes: `Fix.to_dict()` each, the best first; None when none were looked for.
+        capture: Command, programs and findings of a captured program; see `capture_facts`.
+        fixes: `Fix.to_dict()` of each, the best first; None if none were searched.
         next: The command to run next.
     """
 
@@ -113,10 +112,10 @@ class Report(TypedDict, total=False):
 
 
 def read_report(path: Path) -> Report:
-    """Read what `tpukit check --json` wrote.
+    """Read the output of `tpukit check --json`.
 
     Raises:
-        TPUValidationError: The file cannot be read, is no report, or is of another version.
+        TPUValidationError: The file cannot be read, is not a report, or has another version.
     """
     try:
         data = read_json(path, object_hook=hide_in_object)
@@ -128,7 +127,7 @@ def read_report(path: Path) -> Report:
 
 
 def as_report(data: object, *, name: str = "the report") -> Report:
-    """Accept plain data as a report, or say why it is none."""
+    """Return plain data as a `Report` after validation."""
     if not isinstance(data, Mapping) or "schema" not in data:
         raise TPUValidationError(f"{name} is JSON but no report of a check; {_MAKE_ONE}")
     found = cast("Mapping[str, Any]", data)
@@ -148,23 +147,14 @@ def as_report(data: object, *, name: str = "the report") -> Report:
     return cast("Report", dict(found))
 
 
-@dataclass(frozen=True)
-class RecordedStep:
-    """A predicted step as a report remembers it: enough for a trace."""
-
-    name: str
-    spans: tuple[TrackSpan, ...]
-
-    @classmethod
-    def of(cls, report: Report) -> "RecordedStep":
-        """The step of a report; without spans where there was no prediction."""
-        target = (report.get("slice") or {}).get("name", "an unnamed slice")
-        name = f"{report.get('program', 'program')} on {target}, one device, predicted"
-        return cls(name, spans_of(report))
+def step_title(report: Report) -> str:
+    """Return the title of a report's step in a trace."""
+    target = (report.get("slice") or {}).get("name", "an unnamed slice")
+    return f"{report.get('program', 'program')} on {target}, one device, predicted"
 
 
 def spans_of(report: Report) -> tuple[TrackSpan, ...]:
-    """The spans of a report as objects, in their order."""
+    """Return the spans of a report as objects; empty without a prediction."""
     known = {entry.name for entry in fields(TrackSpan)}
     try:
         return tuple(

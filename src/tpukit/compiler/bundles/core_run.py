@@ -1,7 +1,7 @@
-"""Run a kernel's scalar program and write down what it did: bundles, loops, transfers, waits.
+"""Run a kernel's scalar program and record its bundles, loops, transfers and waits.
 
-Nothing is guessed. A branch, a transfer or a wait that depends on an unknown value ends the run
-with an error, and so does a program that does not come to its end.
+Nothing is guessed. The run ends with an error if a branch, a transfer or a wait depends on an
+unknown value, or if the program does not terminate.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ DEFAULT_STEP_LIMIT = 4_000_000
 
 @dataclass(frozen=True)
 class Transfer:
-    """A transfer that was started, or waited for, at a point of the program.
+    """The start of a transfer, or a wait for one, at a point of the program.
 
     Attributes:
-        cycle: Cycles of computing before it.
-        flag: The semaphore it signals, or that is waited for.
-        granules: Its size, 32 bytes each.
-        direction: "in" or "out" of the core, "local" inside it, "signal" for what the core adds to
-            the semaphore itself, "wait" for a wait.
+        cycle: Compute cycles before it.
+        flag: The semaphore that it signals or waits for.
+        granules: Its size in units of 32 bytes.
+        direction: "in" or "out" of the core, "local" inside it, "signal" where the core itself
+            adds to the semaphore, "wait" for a wait.
     """
 
     cycle: int
@@ -39,16 +39,16 @@ class Transfer:
 
 @dataclass(frozen=True)
 class CoreRun:
-    """What one core did.
+    """The recorded run of one core.
 
     Attributes:
-        bundles: Issued ones.
-        compute_cycles: Issuing and waiting for results, transfers not counted.
-        busy: Slots (engine cycles for MXU and XLU) by unit.
-        waits: Part of the compute cycles spent waiting, by what for.
-        product_cycles: Of all its matrix units together, what their products alone take.
-        loop_turns: Turns of its outermost loops: the grid steps, plus those that only fill or
-            drain the pipeline.
+        bundles: Number of issued bundles.
+        compute_cycles: Cycles of issuing and of waiting for results, without transfers.
+        busy: Used slots per unit (engine cycles for MXU and XLU).
+        waits: Compute cycles spent waiting, by cause.
+        product_cycles: Cycles of the matmuls alone, over all matrix units.
+        loop_turns: Iterations of its outermost loops: the grid steps, plus those that only fill
+            or drain the pipeline.
         transfers: Every transfer and wait, in order.
     """
 
@@ -62,7 +62,7 @@ class CoreRun:
 
 
 class RunningCore:
-    """One core and its scalar memory."""
+    """A core during the run, with its scalar memory."""
 
     def __init__(self, core_number: int, tables: Mapping[int, Sequence[int]]) -> None:
         self.now = 0
@@ -74,7 +74,7 @@ class RunningCore:
             self._write(operand_address(index), words)
 
     def run(self, segment: Segment) -> Any:
-        """Run one segment; whether the branch inside it is taken."""
+        """Run one segment; return whether the branch inside it is taken."""
         taken = segment.run(
             self._values,
             self._load,
@@ -104,7 +104,7 @@ class RunningCore:
             return
         if address is UNKNOWN:
             raise XLACompilationError(
-                "the kernel writes scalar memory at an address that is not known here, so what "
+                "the kernel writes scalar memory at an unknown address, so what "
                 "it does afterwards is not known either."
             )
         self._memory[address] = UNKNOWN if predicate is UNKNOWN else value
@@ -116,7 +116,7 @@ class RunningCore:
             return
         if predicate is UNKNOWN or size is UNKNOWN or flag is UNKNOWN:
             raise XLACompilationError(
-                f"a transfer of the kernel ({opcode}) depends on a value that is not known here; "
+                f"a transfer of the kernel ({opcode}) depends on an unknown value; "
                 "pass the integers it prefetches as concrete arguments."
             )
         if opcode.endswith("_to_smem"):
@@ -176,13 +176,12 @@ def run_program(
     Args:
         listing: The program.
         core: The generation's core.
-        core_number: Which of the cores that share the work.
-        tables: Words of the scalar operands, by operand number; others are unknown.
-        step_limit: Stretches of code after which the run is given up.
+        core_number: Index among the cores that share the work.
+        tables: Words of the known scalar operands, by operand number.
+        step_limit: The run is abandoned after this many code segments.
 
     Raises:
-        XLACompilationError: Something it does depends on a value that is not known, or it does
-            not come to its end.
+        XLACompilationError: The program depends on an unknown value, or does not terminate.
     """
     segments = cut_segments(listing, core)
     running = RunningCore(core_number, tables or {})
@@ -193,7 +192,7 @@ def run_program(
     while position < end:
         if steps == step_limit:
             raise XLACompilationError(
-                f"the kernel had not ended after {step_limit:,} stretches of code; "
+                f"the kernel had not ended after {step_limit:,} code segments; "
                 "time a smaller shape and scale."
             )
         steps += 1

@@ -33,13 +33,13 @@ class SlotInstruction:
     """One slot of a bundle.
 
     Attributes:
-        target: The name it defines, `s12_s3` for a scalar in register s3; "" for none.
-        opcode: With everything the compiler appends, e.g. `vmatmul.bf16.gmra.mxu0`.
+        target: The name it defines, e.g. `s12_s3` for a scalar in register s3; "" for none.
+        opcode: Opcode with the compiler's suffixes, e.g. `vmatmul.bf16.gmra.mxu0`.
         text: The operands, without predicate and comments.
-        predicate: The name of the predicate it depends on, "" for none, `NEVER` for one that is
-            false.
+        predicate: The name of the predicate it depends on; "" for none, `NEVER` for a constant
+            false one.
         negated: Whether it runs when the predicate is false.
-        otherwise: The name whose value the target keeps when it does not run, "" for none.
+        otherwise: The name whose value the target takes when it does not run; "" for none.
         reads_core_id: Whether it loads the number of the core it runs on.
     """
 
@@ -53,12 +53,12 @@ class SlotInstruction:
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """The operands, cut at the commas that are not inside brackets."""
+        """The operands, split at commas outside brackets."""
         return tuple(_cut(self.text))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Every name whose value it needs."""
+        """Every name whose value the instruction needs."""
         names = _NAME.findall(self.text)
         return (
             *names,
@@ -68,11 +68,11 @@ class SlotInstruction:
 
 @dataclass(frozen=True)
 class InstructionBundle:
-    """What the core issues in one cycle.
+    """The instructions that the core issues in one cycle.
 
     Attributes:
-        label: LH, LB, LE, PB, PF or CT where control can arrive; "" elsewhere.
-        depth: How many loops are around it.
+        label: LH, LB, LE, PB, PF or CT for a branch target; "" elsewhere.
+        depth: Number of enclosing loops.
         regions: Numbers of the regions that start here; branches name one of them.
     """
 
@@ -99,15 +99,19 @@ class InstructionListing:
 
     @cached_property
     def uses_core_id(self) -> bool:
-        """Whether the program asks which core it runs on: two cores then share the work."""
-        return any(one.reads_core_id for bundle in self.bundles for one in bundle.instructions)
+        """Whether the program reads its core's number; then two cores share the work."""
+        return any(
+            instruction.reads_core_id
+            for bundle in self.bundles
+            for instruction in bundle.instructions
+        )
 
 
 def parse_listing(text: str) -> InstructionListing:
     """Read the text of a `*-final_bundles.txt`.
 
     Raises:
-        XLACompilationError: The text is cut short or is something else.
+        XLACompilationError: The text is truncated or not a bundle listing.
     """
     _, found, body = text.partition(_PREAMBLE_END)
     if not found:
@@ -160,10 +164,10 @@ def _instruction(slot: str) -> SlotInstruction:
 
 
 def _without_comments(text: str) -> str:
-    """Drop comments, which nest, but for the few words that say something.
+    """Drop comments, which may nest, except the words that carry information.
 
-    A comment behind a bundle says which regions start there; one on a load says that it loads
-    the number of the core, and one on a division which of its results is meant.
+    A comment behind a bundle names the regions that start there. One on a load marks the load of
+    the core's number, and one on a division names which of its results is meant.
     """
     kept: list[str] = []
     depth, position = 0, 0

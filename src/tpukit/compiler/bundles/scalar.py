@@ -1,27 +1,30 @@
-"""What a kernel's scalar instructions compute, as Python source, with values that may be unknown.
+"""Translate a kernel's scalar instructions to Python source, with values that may be unknown.
 
-Numbers are signed 32-bit integers. Addresses are larger than any of them: each allocation and each
-operand has a range of its own, so that adding an offset keeps an address inside it. A value the
-compiler's listing does not determine (a float, a vector's element, a table nobody supplied) is
-`UNKNOWN`, and what is computed from it is unknown too.
+Numbers are signed 32-bit integers. Addresses are larger than any number: each allocation and each
+operand has its own range, so an address plus an offset stays inside its range. A value that the
+listing does not determine (a float, a vector's element, a table that was not supplied) is
+`UNKNOWN`, and so is everything computed from it.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import XLACompilationError
+from ..hlo import Shape
 from .listing import SlotInstruction
 
 
 class Unknown:
-    """The one value that is not known; it cannot be taken for true or false."""
+    """The value that stands for anything unknown; it is neither true nor false."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
 
     def __bool__(self) -> bool:
         raise XLACompilationError(
-            "the kernel's control flow depends on a value that is not known here; "
+            "the kernel's control flow depends on an unknown value; "
             "pass the integers it prefetches (group sizes, mask tables) as concrete arguments."
         )
 
@@ -36,27 +39,27 @@ _SIGNED = 2**31
 
 
 def allocation_address(number: int, *, spill: bool = False) -> int:
-    """Where an allocation starts; spilled values have allocations of their own."""
+    """Return the start of an allocation; spilled values have their own allocations."""
     return (2 * number + spill + 1) * ADDRESS
 
 
 def operand_address(index: int) -> int:
-    """Where an operand of the kernel starts."""
+    """Return the start of an operand of the kernel."""
     return (index + 1) * _OPERAND
 
 
 def operand_of(address: Any) -> int | None:
-    """The operand an address lies in, if any."""
+    """Return the operand that contains an address, if any."""
     return None if address is UNKNOWN or address < _OPERAND else address // _OPERAND - 1
 
 
 def signed(value: int) -> int:
-    """The 32-bit number a value wraps to."""
+    """Wrap a value to a signed 32-bit number."""
     return (value + _SIGNED) % (2 * _SIGNED) - _SIGNED
 
 
 def add(a: Any, b: Any) -> Any:
-    """A sum of numbers, or an address with an offset."""
+    """Add two numbers, or an offset to an address."""
     if a is UNKNOWN or b is UNKNOWN:
         return UNKNOWN
     total = a + b
@@ -68,14 +71,14 @@ def add(a: Any, b: Any) -> Any:
 
 
 def subtract(a: Any, b: Any) -> Any:
-    """A difference of numbers, or of an address and an offset."""
+    """Subtract two numbers, or an offset from an address."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return a - b if a >= ADDRESS else signed(a - b)
 
 
 def multiply(a: Any, b: Any) -> Any:
-    """A product; addresses have none."""
+    """Multiply two numbers; addresses cannot be multiplied."""
     if a is UNKNOWN or b is UNKNOWN or a >= ADDRESS or b >= ADDRESS:
         return 0 if (a is not UNKNOWN and a == 0) or (b is not UNKNOWN and b == 0) else UNKNOWN
     return signed(a * b)
@@ -88,21 +91,21 @@ def _shifted_address(a: int) -> Any:
 
 
 def shift_left(a: Any, b: Any) -> Any:
-    """Bits moved up."""
+    """Shift left."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else signed(a << (b & 31))
 
 
 def shift_right(a: Any, b: Any) -> Any:
-    """Bits moved down, zeros from above."""
+    """Shift right, filling with zeros."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else signed((a & 0xFFFFFFFF) >> (b & 31))
 
 
 def shift_right_signed(a: Any, b: Any) -> Any:
-    """Bits moved down, the sign from above."""
+    """Shift right, keeping the sign."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else a >> (b & 31)
@@ -131,31 +134,31 @@ def _divided(function: Any) -> Any:
 
 
 def choose(predicate: Any, yes: Any, no: Any) -> Any:
-    """`yes` or `no`; unknown when it matters and the predicate is."""
+    """Return `yes` or `no`; unknown if they differ and the predicate is unknown."""
     if predicate is UNKNOWN:
         return yes if yes is no else UNKNOWN
     return yes if predicate else no
 
 
 def both(a: Any, b: Any) -> Any:
-    """The conjunction of predicates."""
+    """Return the conjunction of predicates."""
     if a is False or b is False:
         return False
     return UNKNOWN if a is UNKNOWN or b is UNKNOWN else True
 
 
 def negate(a: Any) -> Any:
-    """The negation of a predicate."""
+    """Return the negation of a predicate."""
     return UNKNOWN if a is UNKNOWN else not a
 
 
 def either(a: Any, b: Any) -> Any:
-    """The disjunction of predicates."""
+    """Return the disjunction of predicates."""
     return negate(both(negate(a), negate(b)))
 
 
 def differ(a: Any, b: Any) -> Any:
-    """Exclusive or of predicates."""
+    """Return the exclusive or of predicates."""
     return UNKNOWN if a is UNKNOWN or b is UNKNOWN else a != b
 
 
@@ -221,7 +224,7 @@ _COMPARISON = re.compile(r"scmp\.(eq|ne|lt|le|gt|ge)\.([su])32")
 
 
 def value_source(text: str) -> str:
-    """Python source for an operand: a name, a number, or an address in brackets."""
+    """Return Python source for an operand: a name, a number, or an address in brackets."""
     text = text.strip()
     if text.startswith("!"):
         return f"negate({value_source(text[1:])})"
@@ -234,7 +237,7 @@ def value_source(text: str) -> str:
 
 
 def address_source(text: str) -> str:
-    """Python source for the inside of an address, such as `#allocation6 + %s5_s2 + $0x1`."""
+    """Return Python source for an address expression such as `#allocation6 + %s5_s2 + $0x1`."""
     source = ""
     for part in text.split("+"):
         allocation = _ALLOCATION.match(part.strip())
@@ -248,7 +251,7 @@ def address_source(text: str) -> str:
 
 
 def expression(instruction: SlotInstruction) -> str:
-    """Python source for the value of an instruction that touches no memory."""
+    """Return Python source for the value of an instruction that accesses no memory."""
     opcode, operands = instruction.opcode, instruction.operands
     stem = opcode.split(".")[0]
     if stem in _COPIES and len(operands) == 1:
@@ -268,3 +271,60 @@ def expression(instruction: SlotInstruction) -> str:
     if opcode == "scalar_select" and len(values) == 3:
         return f"choose({values[0]},{values[1]},{values[2]})"
     return "UNKNOWN"
+
+
+_WORD_BYTES = 4
+
+
+def words_of(array: Any, shape: Shape) -> tuple[int, ...]:
+    """Return the 32-bit words of an integer array in the layout of its compiled shape.
+
+    A kernel's tables are copied from HBM to scalar memory unchanged, so one word may contain
+    elements of several rows: `s8[8,4]{1,0:T(8,128)(4,1)}` has four rows in each word.
+
+    Raises:
+        XLACompilationError: The array has another shape, or elements smaller than a byte.
+    """
+    import numpy as np
+
+    values: Any = np.asarray(array)
+    if tuple(values.shape) != shape.dims:
+        raise XLACompilationError(
+            f"a kernel's table has shape {tuple(values.shape)}, but {shape.dims} in the compiled "
+            "program; trace and compile the same arguments."
+        )
+    if values.dtype == np.bool_:
+        values = values.astype(np.int32 if shape.dtype != "pred" else np.int8)
+    if values.dtype.kind not in "iu" or values.dtype.itemsize > _WORD_BYTES:
+        raise XLACompilationError(
+            f"a kernel's table contains {values.dtype}, but only integers of 8 to 32 bits are "
+            "supported."
+        )
+    order = shape.layout or tuple(range(values.ndim - 1, -1, -1))
+    values = values.transpose(tuple(reversed(order)))
+    for tile in shape.tiles:
+        values = _tiled(values, tile)
+    data = values.tobytes()
+    data += bytes(-len(data) % _WORD_BYTES)
+    return tuple(np.frombuffer(data, np.int32).tolist())
+
+
+def _tiled(values: Any, tile: Sequence[int]) -> Any:
+    """Split the last dimensions into tiles, which become the new last dimensions."""
+    import numpy as np
+
+    missing = len(tile) - values.ndim
+    if missing > 0:
+        values = values.reshape((1,) * missing + values.shape)
+    lead = values.ndim - len(tile)
+    padding = [(0, 0)] * lead + [
+        (0, -size % edge) for size, edge in zip(values.shape[lead:], tile, strict=True)
+    ]
+    values = np.pad(values, padding)
+    cut: list[int] = list(values.shape[:lead])
+    for size, edge in zip(values.shape[lead:], tile, strict=True):
+        cut += [size // edge, edge]
+    split = range(lead, lead + 2 * len(tile))
+    axes = [*range(lead), *split[::2], *split[1::2]]
+    assert math.prod(cut) == values.size
+    return values.reshape(cut).transpose(axes)

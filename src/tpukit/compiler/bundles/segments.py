@@ -1,19 +1,19 @@
-"""Cut a kernel's program at its branches and make each piece a Python function.
+"""Split a kernel's program at its branches and turn each segment into a Python function.
 
-A piece runs from a bundle where control can arrive to the next branch's last delay slot. Its
-function computes the scalars, loads and stores scalar memory, and reports transfers; vector
-instructions take time but change nothing that decides what happens next.
+A segment runs from a branch target to the last delay slot of the next branch. Its function computes
+the scalars, loads and stores scalar memory, and reports transfers. Vector instructions take time
+but decide nothing about the control flow.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import NEVER, InstructionListing, SlotInstruction
+from .listing import NEVER, InstructionBundle, InstructionListing, SlotInstruction
 from .scalar import (
     NAMESPACE,
     address_source,
@@ -21,8 +21,136 @@ from .scalar import (
     operand_address,
     value_source,
 )
-from .scoreboard import Stretch, time_stretch
-from .units import Core
+from .units import Core, OpcodeReading, read_opcode
+
+_TAKES_ENGINE = ("product", "weights", "lanes", "permute", "transpose")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The timing of a straight-line run of bundles.
+
+    Attributes:
+        issue_cycles: Issue cycle of each bundle; the first is 0.
+        cycles: Cycles from its first bundle to the bundle after it.
+        busy: Used slots per unit; for MXU and XLU the busy cycles of the engines.
+        waits: Waiting cycles by cause.
+        product_cycles: Cycles of the matmuls alone, over all matrix units.
+    """
+
+    issue_cycles: tuple[int, ...]
+    cycles: int
+    busy: Counter[str]
+    waits: Counter[str]
+    product_cycles: int
+
+
+class _Queues:
+    """The result queues of the matrix units and the transposers."""
+
+    def __init__(self, bundles: Sequence[InstructionBundle]) -> None:
+        rows: Counter[str] = Counter()
+        pops: Counter[str] = Counter()
+        for bundle in bundles:
+            for instruction in bundle.instructions:
+                reading = read_opcode(instruction.opcode)
+                if reading.buffer is None:
+                    rows[reading.engine] += _rows(reading) if _starts(reading) else 0
+                    pops[reading.engine] += reading.kind in ("result", "transposed")
+        self._rows_per_pop = {
+            engine: rows[engine] / pops[engine] for engine in pops if pops[engine]
+        }
+        self._queued: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._rows_in: Counter[str] = Counter()
+        self._popped: Counter[str] = Counter()
+        self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._last_pop: dict[str, int] = {}
+
+    def put(self, reading: OpcodeReading, at: int) -> None:
+        """Add a matmul or transposition whose first result is ready at `at`."""
+        if reading.buffer is not None:
+            self._buffers[reading.engine][reading.buffer] = at
+        else:
+            self._rows_in[reading.engine] += _rows(reading)
+            self._queued[reading.engine].append((self._rows_in[reading.engine], at))
+
+    def take(self, reading: OpcodeReading, now: int, spacing: int) -> int:
+        """Remove the next result, and return when it is ready."""
+        engine = reading.engine
+        if reading.buffer is not None:
+            # A product fills the entries from the one it names up to the next product's.
+            entries = self._buffers[engine]
+            first = max((entry for entry in entries if entry <= reading.buffer), default=None)
+            return 0 if first is None else entries[first]
+        self._popped[engine] += 1
+        needed = self._popped[engine] * self._rows_per_pop[engine] - 1e-6
+        queue = self._queued[engine]
+        while len(queue) > 1 and queue[0][0] < needed:
+            queue.popleft()
+        ready = queue[0][1] if queue else 0
+        if reading.kind == "result":
+            return ready
+        ready = max(ready, now, self._last_pop.get(engine, -spacing) + spacing)
+        self._last_pop[engine] = ready
+        return ready
+
+
+def _starts(reading: OpcodeReading) -> bool:
+    """Whether an instruction adds results to a queue."""
+    return reading.kind == "product" or (reading.kind == "transpose" and reading.opens)
+
+
+def _rows(reading: OpcodeReading) -> int:
+    """Return the rows per matmul relative to 32-bit operands, because narrower ones are packed."""
+    found = re.search(r"[1-9]\d*", reading.number_format)
+    return max(1, 32 // int(found[0])) if found else 1
+
+
+def time_stretch(bundles: Sequence[InstructionBundle], core: Core) -> Stretch:
+    """Time a straight-line run of bundles on an idle core."""
+    queues = _Queues(bundles)
+    results: dict[str, int] = {}
+    free: dict[str, int] = {}
+    busy: Counter[str] = Counter()
+    waits: Counter[str] = Counter()
+    issued: list[int] = []
+    product_cycles = 0
+    now = -1
+    for bundle in bundles:
+        now += 1
+        planned, cause = now, ""
+        for instruction in bundle.instructions:
+            reading = read_opcode(instruction.opcode)
+            for name in instruction.reads:
+                if results.get(name, 0) > now:
+                    now, cause = results[name], reading.unit
+            if reading.kind in ("result", "transposed"):
+                at = queues.take(reading, now, core.lane_spacing)
+                if at > now:
+                    now, cause = at, "MXU result" if reading.kind == "result" else "XLU result"
+            elif reading.kind in _TAKES_ENGINE and free.get(core.engine(reading), 0) > now:
+                now, cause = free[core.engine(reading)], f"{reading.unit} busy"
+        if now > planned:
+            waits[cause] += now - planned
+        for instruction in bundle.instructions:
+            reading = read_opcode(instruction.opcode)
+            spacing = core.spacing(reading)
+            beside = reading.kind == "weights" and core.weights_beside_products
+            engine_cycles = reading.unit in ("MXU", "XLU") and not beside
+            busy[reading.unit] += spacing if engine_cycles else 1
+            product_cycles += spacing if reading.kind == "product" else 0
+            if reading.kind == "special":
+                busy["VALU"] += 1  # what feeds the special-function unit takes a vector slot
+            if reading.kind in _TAKES_ENGINE:
+                free[core.engine(reading)] = now + spacing
+            done = now + core.result_cycles(reading)
+            if _starts(reading):
+                queues.put(reading, done)
+            if instruction.target:
+                results[instruction.target] = done
+        issued.append(now)
+    return Stretch(tuple(issued), now + 1, busy, waits, product_cycles)
+
 
 _TARGET = re.compile(r"target = \$region(\d+)")
 _MEMORY = re.compile(r"\[smem:\[(.*?)\]\]\s*,?\s*(.*)", re.DOTALL)
@@ -34,14 +162,14 @@ _NO_EFFECT = ("vsyncadd.remote", "vsyncpa", "vsyncset", "shalt", "sfence", "sphi
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of the program.
+    """A segment of the program.
 
     Attributes:
         end: Address of the bundle after it.
-        run: Called with the values of names, and the machine's memory and transfer handlers;
-            returns whether a branch inside it is taken, or None without one.
-        branch_end: Address behind the delay slots of the branch inside it; None without one.
-        branch_target: Where that branch goes.
+        run: Takes the values of names and the machine's memory and transfer handlers; returns
+            whether the branch inside is taken, or None if there is no branch.
+        branch_end: Address after the branch's delay slots; None without a branch.
+        branch_target: Target address of the branch.
     """
 
     start: int
@@ -62,7 +190,7 @@ class _Branch:
 
 
 def cut_segments(listing: InstructionListing, core: Core) -> dict[int, Segment]:
-    """Every segment of a program, by its first address."""
+    """Return every segment of a program, by its first address."""
     branches = list(_branches(listing, core))
     cuts = {0, len(listing.bundles)}
     for branch in branches:
@@ -78,13 +206,13 @@ def cut_segments(listing: InstructionListing, core: Core) -> dict[int, Segment]:
         if len(inside) > 1:
             raise XLACompilationError(
                 f"two branches of a kernel share their delay slots at bundle {start:#x}, "
-                "which is not followed; no time can be told."
+                "which is not followed; it cannot be timed."
             )
         stretch = time_stretch(bundles, core)
         writer = _Writer(names)
         for bundle, at_cycle in zip(bundles, stretch.issue_cycles, strict=True):
-            for one in sorted(bundle.instructions, key=_order):
-                writer.add(one, at_cycle)
+            for instruction in sorted(bundle.instructions, key=_order):
+                writer.add(instruction, at_cycle)
         scope = dict(NAMESPACE)
         exec(compile(writer.source(), f"<bundles {start:#x}>", "exec"), scope)
         segments[start] = Segment(
@@ -102,18 +230,18 @@ def cut_segments(listing: InstructionListing, core: Core) -> dict[int, Segment]:
 
 def _branches(listing: InstructionListing, core: Core) -> Iterator[_Branch]:
     for address, bundle in enumerate(listing.bundles):
-        for one in bundle.instructions:
-            if not one.opcode.startswith("sbr"):
+        for instruction in bundle.instructions:
+            if not instruction.opcode.startswith("sbr"):
                 continue
-            region = _TARGET.search(one.text)
+            region = _TARGET.search(instruction.text)
             target = listing.region_starts.get(int(region[1])) if region else None
             if target is None and region and bundle.depth == 0:
                 target = len(listing.bundles)  # a core, or a grid, that has nothing to do leaves
-            slots = _delay_slots(listing, address, one, core)
+            slots = _delay_slots(listing, address, instruction, core)
             if target is None or address + slots >= len(listing.bundles):
                 raise XLACompilationError(
                     f"the branch in bundle {address:#x} of a kernel goes nowhere in its listing; "
-                    "no time can be told."
+                    "it cannot be timed."
                 )
             yield _Branch(address, address + 1 + slots, target)
 
@@ -121,13 +249,13 @@ def _branches(listing: InstructionListing, core: Core) -> Iterator[_Branch]:
 def _delay_slots(
     listing: InstructionListing, address: int, branch: SlotInstruction, core: Core
 ) -> int:
-    """How many bundles after a branch are issued even when it is taken.
+    """Return how many bundles after a branch are issued even when it is taken.
 
-    Older generations have a fixed number. TPU7x has up to six, which the listing does not state.
-    What is jumped over begins with a region of its own: they reach up to it, where it begins that
-    soon, or up to a transfer that needs what is computed only when the branch is not taken. Else
-    they reach at least to the last bundle that is guarded against the branch being
-    taken, and on to whatever must not run then (a transfer or a semaphore).
+    Older generations have a fixed number. TPU7x has up to six, which the listing does not state. If
+    the skipped code begins with a region of its own that soon, the slots reach up to that region.
+    They also end at a transfer whose values are computed only when the branch is not taken.
+    Otherwise they reach at least to the last bundle that is guarded against the branch being taken,
+    and on to the first instruction that must not run then (a transfer or a semaphore).
     """
     most = core.branch_delay_slots
     if not core.delay_slots_vary:
@@ -137,19 +265,19 @@ def _delay_slots(
     only_without: set[str] = set()  # what is computed only when the branch is not taken
     for number, bundle in enumerate(following, start=1):
         guarded = [
-            one
-            for one in bundle.instructions
-            if one.predicate == branch.predicate and one.negated != branch.negated
+            instruction
+            for instruction in bundle.instructions
+            if instruction.predicate == branch.predicate and instruction.negated != branch.negated
         ]
         if guarded:
             slots = number
-            only_without.update(one.target for one in guarded)
+            only_without.update(instruction.target for instruction in guarded)
     begins = (
         n
         for n, bundle in enumerate(following)
         if bundle.label
         or bundle.regions
-        or any(_needs(one, only_without) for one in bundle.instructions)
+        or any(_needs(instruction, only_without) for instruction in bundle.instructions)
     )
     region = next(begins, None)
     if region is not None:
@@ -161,17 +289,17 @@ def _delay_slots(
     return slots
 
 
-def _needs(one: SlotInstruction, names: set[str]) -> bool:
-    """Whether it is a transfer, or a wait for one, that cannot be without these values."""
-    return one.opcode.startswith("dma") and not names.isdisjoint(one.reads)
+def _needs(instruction: SlotInstruction, names: set[str]) -> bool:
+    """Whether an instruction is a transfer, or a wait for one, that needs one of these values."""
+    return instruction.opcode.startswith("dma") and not names.isdisjoint(instruction.reads)
 
 
-def _has_side_effect(one: SlotInstruction) -> bool:
-    return one.opcode.startswith(("dma", "vsync", "vwait", "sbr", "sst"))
+def _has_side_effect(instruction: SlotInstruction) -> bool:
+    return instruction.opcode.startswith(("dma", "vsync", "vwait", "sbr", "sst"))
 
 
 class _Names:
-    """Which values leave the segment that computes them, and which registers a phi reads."""
+    """Values that leave the segment computing them, and the registers that phis read."""
 
     def __init__(self, listing: InstructionListing, ranges: Sequence[tuple[int, int]]) -> None:
         self.phi_registers: set[str] = set()
@@ -179,13 +307,13 @@ class _Names:
         made_in: dict[str, int] = {}
         for start, end in ranges:
             for bundle in listing.bundles[start:end]:
-                for one in bundle.instructions:
-                    for name in one.reads:
+                for instruction in bundle.instructions:
+                    for name in instruction.reads:
                         read_in[name].add(start)
-                    if one.target:
-                        made_in[one.target] = start
-                    if one.opcode == "sphi":
-                        register = _SCALAR.match(one.target)
+                    if instruction.target:
+                        made_in[instruction.target] = start
+                    if instruction.opcode == "sphi":
+                        register = _SCALAR.match(instruction.target)
                         self.phi_registers.update((register[1],) if register else ())
         self.leaving = {
             name for name, pieces in read_in.items() if pieces - {made_in.get(name, -1)}
@@ -201,32 +329,32 @@ class _Writer:
         self._made: dict[str, None] = {}
         self._needed: dict[str, None] = {}
 
-    def add(self, one: SlotInstruction, at: int) -> None:
-        """Write what an instruction does that issues `at` cycles after the segment's start."""
-        opcode = one.opcode
+    def add(self, instruction: SlotInstruction, at: int) -> None:
+        """Write the effect of an instruction that issues `at` cycles after the segment's start."""
+        opcode = instruction.opcode
         if opcode == "sphi":
-            self._phi(one)
+            self._phi(instruction)
         elif opcode.startswith("dma"):
-            values = [value_source(operand) for operand in one.operands]
-            self._do(f"{_transfer(one, values)}{at})")
+            values = [value_source(operand) for operand in instruction.operands]
+            self._do(f"{_transfer(instruction, values)}{at})")
         elif opcode == "sst":
-            stored = _MEMORY.match(one.text)
+            stored = _MEMORY.match(instruction.text)
             if stored:
                 where, value = address_source(stored[1]), value_source(stored[2])
-                self._do(f"store({_guard(one)},{where},{value})")
-        elif opcode == "vsyncadd" and len(one.operands) == 2:
-            flag, amount = map(value_source, one.operands)
-            self._do(f"signal({_guard(one)},{flag},{amount},{at})")
+                self._do(f"store({_guard(instruction)},{where},{value})")
+        elif opcode == "vsyncadd" and len(instruction.operands) == 2:
+            flag, amount = map(value_source, instruction.operands)
+            self._do(f"signal({_guard(instruction)},{flag},{amount},{at})")
         elif opcode.startswith("vwait"):
-            self._do(f"meet({_guard(one)})")
+            self._do(f"meet({_guard(instruction)})")
         elif opcode.startswith("sbr"):
-            self._do(f"taken = {_guard(one)}")
+            self._do(f"taken = {_guard(instruction)}")
             self._made["taken"] = None
         elif not opcode.startswith(_NO_EFFECT):
-            self._define(one, _value(one))
+            self._define(instruction, _value(instruction))
 
     def source(self) -> str:
-        """The whole function: values it needs, what it does, values others need."""
+        """Return the whole function: the values it reads, its effects, and its results."""
         shared = [
             name
             for name in self._made
@@ -241,29 +369,29 @@ class _Writer:
         ]
         return "\n ".join(lines)
 
-    def _phi(self, one: SlotInstruction) -> None:
-        """A phi stands for what its register holds on entry."""
-        register = _SCALAR.match(one.target)
+    def _phi(self, instruction: SlotInstruction) -> None:
+        """Return the value that a phi's register has on entry."""
+        register = _SCALAR.match(instruction.target)
         if register is not None:
             self._need(register[1])
-            self._body.append(f"{one.target} = {register[1]}")
-            self._made[one.target] = None
+            self._body.append(f"{instruction.target} = {register[1]}")
+            self._made[instruction.target] = None
 
-    def _define(self, one: SlotInstruction, source: str) -> None:
-        register = _SCALAR.match(one.target)
+    def _define(self, instruction: SlotInstruction, source: str) -> None:
+        register = _SCALAR.match(instruction.target)
         if register is None:
             return
         followed = register[1] in self._names.phi_registers
-        if one.predicate:
+        if instruction.predicate:
             kept = register[1] if followed else "UNKNOWN"
-            otherwise = value_source(f"%{one.otherwise}") if one.otherwise else kept
+            otherwise = value_source(f"%{instruction.otherwise}") if instruction.otherwise else kept
             if otherwise == register[1]:
                 self._need(otherwise)
-            source = f"choose({_guard(one)},{source},{otherwise})"
-        self._do(f"{one.target} = {source}", reads=source)
-        self._made[one.target] = None
+            source = f"choose({_guard(instruction)},{source},{otherwise})"
+        self._do(f"{instruction.target} = {source}", reads=source)
+        self._made[instruction.target] = None
         if followed:
-            self._body.append(f"{register[1]} = {one.target}")
+            self._body.append(f"{register[1]} = {instruction.target}")
             self._made[register[1]] = None
 
     def _do(self, line: str, *, reads: str | None = None) -> None:
@@ -276,40 +404,40 @@ class _Writer:
             self._needed[name] = None
 
 
-def _order(one: SlotInstruction) -> int:
-    """Phis before what reads them in the same bundle, and loads before stores."""
-    return 0 if one.opcode == "sphi" else 2 if one.opcode == "sst" else 1
+def _order(instruction: SlotInstruction) -> int:
+    """Order the instructions of a bundle: phis before their readers, loads before stores."""
+    return 0 if instruction.opcode == "sphi" else 2 if instruction.opcode == "sst" else 1
 
 
-def _guard(one: SlotInstruction) -> str:
-    if not one.predicate:
+def _guard(instruction: SlotInstruction) -> str:
+    if not instruction.predicate:
         return "True"
-    if one.predicate == NEVER:
+    if instruction.predicate == NEVER:
         return "False"
-    return value_source(f"{'!' if one.negated else ''}%{one.predicate}")
+    return value_source(f"{'!' if instruction.negated else ''}%{instruction.predicate}")
 
 
-def _value(one: SlotInstruction) -> str:
-    if one.opcode == "sld":
-        address = _MEMORY.match(one.text)
+def _value(instruction: SlotInstruction) -> str:
+    if instruction.opcode == "sld":
+        address = _MEMORY.match(instruction.text)
         return f"load({address_source(address[1])})" if address else "UNKNOWN"
-    if one.opcode.startswith("inlined_call_operand"):
-        found = _OPERAND.search(one.text)
+    if instruction.opcode.startswith("inlined_call_operand"):
+        found = _OPERAND.search(instruction.text)
         if found is None:
             return "UNKNOWN"
         index = int(found[1])
-        return f"operand({index})" if "<" in one.opcode else str(operand_address(index))
-    return expression(one)
+        return f"operand({index})" if "<" in instruction.opcode else str(operand_address(index))
+    return expression(instruction)
 
 
-def _transfer(one: SlotInstruction, values: Sequence[str]) -> str:
-    guard = _guard(one)
-    if one.opcode.startswith("dma.done.wait") and len(values) >= 2:
+def _transfer(instruction: SlotInstruction, values: Sequence[str]) -> str:
+    guard = _guard(instruction)
+    if instruction.opcode.startswith("dma.done.wait") and len(values) >= 2:
         return f"wait({guard},{values[0]},{values[1]},"
     if len(values) < 4:
         raise XLACompilationError(
-            f"a transfer of a kernel ({one.opcode}) has operands that cannot be read; "
-            "no time can be told."
+            f"a transfer of a kernel ({instruction.opcode}) has operands that cannot be read; "
+            "it cannot be timed."
         )
     source, size, destination, flag = values[:4]
-    return f"issue({guard},{one.opcode!r},{source},{size},{destination},{flag},"
+    return f"issue({guard},{instruction.opcode!r},{source},{size},{destination},{flag},"

@@ -1,32 +1,118 @@
-"""What one kernel does on every core of a device, and how long that takes at given rates."""
+"""A kernel's run on every core of a device, and its duration at given rates."""
 
+import tomllib
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from ...errors import XLACompilationError
-from ...hardware import get_chip
+from ...hardware import Chip, get_chip
+from ...hardware.rates import ChipRates
 from .core_run import DEFAULT_STEP_LIMIT, GRANULE_BYTES, CoreRun, Transfer, run_program
 from .listing import parse_listing
-from .transfers import TransferRates, replay
 from .units import UNITS, core_of
+
+
+@dataclass(frozen=True)
+class TransferRates:
+    """Cost of transfers, in cycles of the core.
+
+    Attributes:
+        bytes_per_cycle: HBM traffic of this core, both directions together.
+        latency_cycles: From sending the last byte until the core sees the semaphore.
+        issue_cycles: Core cycles to start a transfer.
+    """
+
+    bytes_per_cycle: float
+    latency_cycles: float
+    issue_cycles: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The total traffic and waiting time of one core's transfers."""
+
+    stall_cycles: float
+    issue_cycles: float
+    bytes_in: int
+    bytes_out: int
+
+
+def replay(
+    transfers: Sequence[Transfer], rates: TransferRates, *, compute_factor: float = 1.0
+) -> Traffic:
+    """Replay a core's transfers against the compute time between them.
+
+    Args:
+        transfers: The recorded transfers.
+        rates: Cost of the transfers.
+        compute_factor: Real compute time over the recorded cycles.
+
+    Raises:
+        XLACompilationError: A wait expects more bytes than were ever sent.
+    """
+    behind = stalled = issuing = queue_free = 0.0
+    moved = {"in": 0, "out": 0}
+    under_way: defaultdict[int, deque[tuple[int, float]]] = defaultdict(deque)
+    for transfer in transfers:
+        now = transfer.cycle * compute_factor + behind
+        if transfer.direction == "signal":
+            under_way[transfer.flag].append((transfer.granules, now))
+            continue
+        if transfer.direction != "wait":
+            finished = now
+            if transfer.direction != "local":
+                size = transfer.granules * GRANULE_BYTES
+                moved[transfer.direction] += size
+                queue_free = max(now, queue_free) + size / rates.bytes_per_cycle
+                finished = queue_free
+            under_way[transfer.flag].append((transfer.granules, finished + rates.latency_cycles))
+            issuing += rates.issue_cycles
+            behind += rates.issue_cycles
+            continue
+        arrived = _await(under_way[transfer.flag], transfer.granules)
+        if arrived > now:
+            stalled += arrived - now
+            behind += arrived - now
+    return Traffic(stalled, issuing, moved["in"], moved["out"])
+
+
+def _await(queue: deque[tuple[int, float]], granules: int) -> float:
+    """Return when `granules` have arrived, and take them off the semaphore."""
+    arrived = 0.0
+    while granules > 0:
+        if not queue:
+            raise XLACompilationError(
+                "the kernel waits for a transfer that was never started: its program was not "
+                "followed rightly, so no time is told."
+            )
+        size, at = queue.popleft()
+        arrived = max(arrived, at)
+        if size > granules:
+            queue.appendleft((size - granules, at))
+        granules -= size
+    return arrived
+
 
 _SATURATED = 0.5  # a unit used less than this does not bound a kernel
 
 
 @dataclass(frozen=True)
 class CallRates:
-    """What turns a kernel's cycles into time on one device.
+    """Rates that turn a kernel's cycles into time on one device.
 
     Attributes:
-        clock_hz: Of the core.
-        hbm_bytes_per_s: That transfers of all its cores reach together.
-        transfer_latency_s: Of one transfer beside its bytes.
-        transfer_issue_cycles: What starting one takes on the core.
-        compute_factor: Cycles of computing over the compiler's own count of them.
-        product_factor: The least that products can take, over the compiler's count: the peak.
-        turn_cycles: Extra cycles of each turn of the outermost loop.
-        launch_s: Extra time of each call.
+        clock_hz: Clock of the core.
+        hbm_bytes_per_s: HBM rate of all its cores together.
+        transfer_latency_s: Latency per transfer, in addition to its bytes.
+        transfer_issue_cycles: Core cycles to start a transfer.
+        compute_factor: Real compute cycles over the compiler's count.
+        product_factor: Matmul cycles at peak over the compiler's count.
+        turn_cycles: Extra cycles per iteration of the outermost loop.
+        launch_s: Extra time per call.
     """
 
     clock_hz: float
@@ -45,12 +131,12 @@ class CallEstimate:
 
     Attributes:
         cycles: From start to end, on the core that ends last.
-        compute_cycles: Issuing bundles and waiting for results, as the compiler reckons them.
-        stall_cycles: Waiting for transfers.
-        overhead_cycles: Starting transfers, turns of the loop and the launch.
-        hbm_bytes: Moved by all cores, both ways.
-        loop_turns: Of the outermost loop: grid steps and those that fill and drain the pipeline.
-        issued_bundles: On the core that ends last.
+        compute_cycles: Cycles of issuing bundles and waiting for results, by the compiler.
+        stall_cycles: Cycles of waiting for transfers.
+        overhead_cycles: Cycles of starting transfers, loop iterations and the launch.
+        hbm_bytes: HBM bytes of all cores, both directions.
+        loop_turns: Iterations of the outermost loop, including pipeline fill and drain.
+        issued_bundles: Bundles issued by the core that ends last.
         utilisation: Share of the time each unit is used; "HBM" is the share of its rate.
         bound: The unit that is used most, or "latency" when none is used half of the time.
     """
@@ -68,17 +154,17 @@ class CallEstimate:
     bound: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the estimate as plain data."""
         return {**asdict(self), "utilisation": dict(self.utilisation), "origin": "model"}
 
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What a kernel's program did, without any rate in it.
+    """The recorded run of a kernel's program, independent of any rates.
 
     Attributes:
         bundle_count: Bundles of its program.
-        cores: One run for each core that has a part in it.
+        cores: One run per participating core.
     """
 
     name: str
@@ -88,16 +174,16 @@ class CallTrace:
 
     @property
     def hbm_bytes(self) -> int:
-        """Moved by all cores, both ways."""
+        """HBM bytes of all cores, both directions."""
         return sum(
-            one.granules * GRANULE_BYTES
+            transfer.granules * GRANULE_BYTES
             for core in self.cores
-            for one in core.transfers
-            if one.direction in ("in", "out")
+            for transfer in core.transfers
+            if transfer.direction in ("in", "out")
         )
 
     def estimate(self, rates: CallRates) -> CallEstimate:
-        """How long it takes at the given rates."""
+        """Return the estimated duration at the given rates."""
         return max(
             (self._on_core(run, rates) for run in self.cores), key=lambda found: found.cycles
         )
@@ -143,7 +229,7 @@ class CallTrace:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """Everything as plain data, for a cache."""
+        """Return everything as plain data, for a cache."""
         return {
             "name": self.name,
             "chip": self.chip,
@@ -152,7 +238,8 @@ class CallTrace:
                 {
                     **{key: value for key, value in vars(run).items() if key != "transfers"},
                     "transfers": [
-                        [one.cycle, one.flag, one.granules, one.direction] for one in run.transfers
+                        [transfer.cycle, transfer.flag, transfer.granules, transfer.direction]
+                        for transfer in run.transfers
                     ],
                 }
                 for run in self.cores
@@ -161,11 +248,11 @@ class CallTrace:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "CallTrace":
-        """Read what `to_data` wrote."""
+        """Read the data of `to_data`."""
         cores: list[CoreRun] = []
         for run in data["cores"]:
             fields: dict[str, Any] = dict(run)
-            fields["transfers"] = tuple(Transfer(*one) for one in run["transfers"])
+            fields["transfers"] = tuple(Transfer(*transfer) for transfer in run["transfers"])
             cores.append(CoreRun(**fields))
         return cls(data["name"], data["chip"], data["bundle_count"], tuple(cores))
 
@@ -178,17 +265,17 @@ def trace_call(
     tables: Mapping[int, Sequence[int]] | None = None,
     step_limit: int = DEFAULT_STEP_LIMIT,
 ) -> CallTrace:
-    """Run the program a compiler's listing describes.
+    """Run the program of a compiler's listing.
 
     Args:
         name: The kernel's name in the compiled program.
         text: The listing, `*-final_bundles.txt`.
         chip: The generation it was compiled for.
         tables: Words of its scalar operands, by operand number.
-        step_limit: Stretches of code after which the run is given up.
+        step_limit: The run is abandoned after this many code segments.
 
     Raises:
-        XLACompilationError: The listing cannot be read, or what it does cannot be told.
+        XLACompilationError: The listing cannot be parsed, or its run depends on unknown values.
     """
     listing = parse_listing(text)
     core = core_of(chip)
@@ -201,3 +288,111 @@ def trace_call(
     except XLACompilationError as error:
         raise XLACompilationError(f"{name}: {error}") from None
     return CallTrace(name, chip, len(listing.bundles), tuple(runs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The constants of one generation, as `data/calibration.toml` documents them.
+
+    Attributes:
+        hbm_efficiency: The value of the chip's rates, so that a kernel and the XLA ops it is
+            compared with are timed by the same HBM rate.
+    """
+
+    hbm_efficiency: float
+    transfer_latency_s: float
+    transfer_issue_cycles: float
+    compute_factor: float
+    turn_cycles: float
+    launch_s: float
+
+    def rates(self, chip: Chip) -> CallRates:
+        """Return the rates of one device of `chip`."""
+        needed = "timing kernels"
+        hbm = chip.per_device(chip.hbm_gbps).require(needed) * 1e9
+        clock_hz = chip.clock_ghz.require(needed) * 1e9
+        peak = chip.per_device(chip.peak("bf16")).require(needed) * 1e12
+        counted = core_of(chip.name).flops_per_cycle(chip.mxu_size.require(needed)) * clock_hz
+        return CallRates(
+            clock_hz=clock_hz,
+            hbm_bytes_per_s=hbm * self.hbm_efficiency,
+            transfer_latency_s=self.transfer_latency_s,
+            transfer_issue_cycles=self.transfer_issue_cycles,
+            compute_factor=self.compute_factor,
+            product_factor=counted * chip.cores_per_device / peak,
+            turn_cycles=self.turn_cycles,
+            launch_s=self.launch_s,
+        )
+
+
+@dataclass(frozen=True)
+class ErrorBand:
+    """Error of the estimates against measured kernels.
+
+    Attributes:
+        median: Median of the absolute relative error.
+        below: Nine in ten measured times were at least (1 - below) of the estimate.
+        above: Nine in ten measured times were at most (1 + above) of the estimate.
+        kinds: Number of measured kernels per kind; the band covers no other kinds.
+    """
+
+    median: float
+    below: float
+    above: float
+    kinds: Mapping[str, int]
+
+    @property
+    def rows(self) -> int:
+        """Number of measured kernels behind the band."""
+        return sum(self.kinds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the band as plain data."""
+        return {**vars(self), "kinds": dict(self.kinds), "rows": self.rows, "origin": "measured"}
+
+
+def calibration_of(chip: str, kind: str | None = None) -> Calibration:
+    """Return a generation's fitted constants, or those of an op kind that has its own."""
+    tables = _tables()
+    fitted: Mapping[str, Any] = tables.get(chip, {})
+    own: Mapping[str, Any] = fitted.get("kinds", {}).get(kind or "", {})
+    plain = {key: value for key, value in fitted.items() if key != "kinds"}
+    default = Calibration(hbm_efficiency=ChipRates.of(chip).hbm_efficiency, **tables["default"])
+    return replace(default, **{**plain, **own})
+
+
+def error_of(chip: str, kind: str | None = None) -> ErrorBand | None:
+    """Return the error band of a generation's estimates, for the kind if enough were measured.
+
+    Otherwise return the band over all measured kinds, which `kinds` names; None if no kernel was
+    measured.
+    """
+    found = error_bands_of(chip)
+    own = [band for band in found if list(band.kinds) == [kind]]
+    return max(own or found, key=lambda band: len(band.kinds), default=None)
+
+
+def error_bands_of(chip: str) -> list[ErrorBand]:
+    """Return all bands of a generation: over all kinds, and of each kind with enough kernels."""
+    return [
+        ErrorBand(row["median"], row["below"], row["above"], row["kinds"])
+        for row in _tables()["errors"]
+        if row["chip"] == chip
+    ]
+
+
+def describe_band(band: ErrorBand | None, kind: str | None) -> str:
+    """Describe the possible error of a kernel estimate, and the measurements behind it."""
+    if band is None:
+        return "not known: none measured"
+    measured = ", ".join(f"{count} {name}" for name, count in band.kinds.items())
+    shares = f"-{band.below:.0%} +{band.above:.0%}"
+    if kind in band.kinds:
+        return f"{shares} ({measured} measured)"
+    return f"not known: no {kind or 'kernel like it'} measured ({measured}: {shares})"
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    text = (files("tpukit.compiler.bundles") / "data" / "calibration.toml").read_text()
+    return tomllib.loads(text)

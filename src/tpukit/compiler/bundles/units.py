@@ -1,4 +1,4 @@
-"""Which unit of the core an instruction runs on, and how long the compiler reckons it takes."""
+"""The core's unit for each instruction, and the compiler's own estimate of its duration."""
 
 import re
 import tomllib
@@ -34,15 +34,15 @@ _WEIGHT_FORMAT = re.compile(r"vmatpush\d?\.(?:msk\.)?(bf16|bf8|f8\w*|s\d|u\d)")
 
 @dataclass(frozen=True)
 class OpcodeReading:
-    """What an opcode says of itself.
+    """The parsed parts of an opcode.
 
     Attributes:
         engine: "mxu0", "xlu1" …; "" when the unit has no numbered engines.
-        kind: What the scoreboard does with it.
-        buffer: The first result buffer entry a product writes, or the one a pop reads; None
-            where results come out of a queue.
-        number_format: Of the operands of a product.
-        opens: Whether it is the first of those that make up one transposition.
+        kind: How the scoreboard handles it.
+        buffer: The first result buffer entry that a matmul writes or a pop reads; None for
+            results from a queue.
+        number_format: Number format of a matmul's operands.
+        opens: Whether it is the first instruction of a transposition.
     """
 
     unit: Unit
@@ -109,7 +109,7 @@ class Core:
     to_scalar_result: int
 
     def flops_per_cycle(self, mxu_size: float) -> float:
-        """The rate of bfloat16 products on all matrix units, at the compiler's own pace."""
+        """The bfloat16 matmul rate of all matrix units, by the compiler's own timing."""
         rows = _PACKED_ROWS / self.matrix_spacing["default"]
         return 2 * rows * mxu_size**2 * self.slots["MXU"]
 
@@ -119,7 +119,7 @@ class Core:
         return f"{reading.engine} weights" if beside else reading.engine
 
     def spacing(self, reading: OpcodeReading) -> int:
-        """Cycles its engine is taken."""
+        """Cycles for which its engine is busy."""
         if reading.kind == "product":
             names = [name for name in self.matrix_spacing if reading.number_format.startswith(name)]
             return self.matrix_spacing[max(names, key=len, default="default")]
@@ -130,7 +130,7 @@ class Core:
         return 1
 
     def result_cycles(self, reading: OpcodeReading) -> int:
-        """Cycles until what it produces can be used."""
+        """Cycles until its result can be used."""
         if reading.kind == "product":
             integer = reading.number_format[:1] in ("s", "u")
             return self.integer_matrix_result if integer else self.matrix_result
@@ -145,10 +145,10 @@ class Core:
 
 
 def core_of(chip_name: str) -> Core:
-    """The core of a generation.
+    """Return the core of a generation.
 
     Raises:
-        XLACompilationError: Its bundles have not been studied.
+        XLACompilationError: There is no timing data for its bundles.
     """
     cores = _cores()
     if chip_name not in cores:

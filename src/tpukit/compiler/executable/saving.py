@@ -9,9 +9,8 @@ from ...hardware import detect_accelerators
 from ...runtime.child import ChildError, run_child
 from ...runtime.files import temporary_folder
 from ...runtime.versions import installed_versions
-from ..aot import DEFAULT_TIMEOUT_S
+from ..aot import DEFAULT_TIMEOUT_S, explain_failure
 from ..dump import Dump
-from ..failures import explain_failure
 from ..program.request import CompileRequest, compiler_versions
 from .file import ExecutableHeader, read_executable, write_executable
 from .loaded_step import LoadedStep

@@ -1,4 +1,4 @@
-"""Collectives of a program: what they do, among which devices, with how many bytes."""
+"""Collectives of a program: their kind, their groups of devices, and their bytes."""
 
 import re
 from collections import Counter
@@ -23,11 +23,11 @@ _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as the network sees it.
+    """One collective, as the network sees it.
 
     Attributes:
-        kind: One of `KINDS`; an all-reduce whose result is cut at once is a reduce-scatter.
-        groups: Devices that take part together; source and target for a permute.
+        kind: One of `KINDS`; an all-reduce whose result is sliced at once is a reduce-scatter.
+        groups: Devices of each group; source and target for a permute.
         bytes: Size of the whole (gathered, reduced or exchanged) array on one device.
     """
 
@@ -38,7 +38,7 @@ class Collective:
 
     @property
     def group_size(self) -> int:
-        """Devices in one group."""
+        """Devices per group."""
         return len(self.groups[0]) if self.groups else 1
 
 
@@ -46,7 +46,7 @@ class Collective:
 def find_collective(
     instruction: Instruction, parent: Computation, module: HloModule
 ) -> Collective | None:
-    """The collective an instruction performs or starts, itself or in what it calls."""
+    """Return the collective that an instruction performs or starts, also inside its callees."""
     kind = kind_of(instruction.opcode)
     if kind is not None:
         return _describe(instruction, kind, parent, module, scattered=False)
@@ -68,10 +68,10 @@ def find_collective(
 
 @reads_program
 def count_collectives(module: HloModule) -> dict[str, int]:
-    """How many of each kind the program contains; a loop's body counts once.
+    """Count the collectives by kind; a loop's body counts once.
 
-    Between slices the compiler turns a collective into send and recv over the data-centre
-    network; those count as "dcn-send".
+    Between slices the compiler turns a collective into send and recv over the data-centre network,
+    which count as "dcn-send".
     """
     counts: Counter[str] = Counter()
 
@@ -92,7 +92,7 @@ def count_collectives(module: HloModule) -> dict[str, int]:
 
 
 def kind_of(opcode: str) -> str | None:
-    """The kind of collective an opcode is or starts, or None."""
+    """Return the kind of collective that an opcode is or starts, or None."""
     plain = opcode.removesuffix("-start").removeprefix(_RAGGED)
     return plain if plain in KINDS else None
 
@@ -126,7 +126,7 @@ def _describe(
 @lru_cache(maxsize=4096)
 @reads_program
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices, whichever way they are written; all devices if they are not."""
+    """Parse groups of devices in any notation; without groups, all devices form one."""
     if found := _IOTA.search(attributes):
         shape = _numbers(found[1])
         source = _numbers(found[2])
@@ -143,7 +143,7 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
 
 
 def _mesh_groups(mesh: str, used: str) -> tuple[tuple[int, ...], ...]:
-    """Groups along named axes of a mesh; `'a':(2)4` is the part of size 4 behind 2 others."""
+    """Parse groups along named mesh axes; `'a':(2)4` is a part of size 4 after one of size 2."""
     names: list[str] = []
     sizes: list[int] = []
     parts = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}

@@ -1,4 +1,4 @@
-"""Where an array of a program comes from, followed through copies, tuples, loops and calls."""
+"""Trace an array of a program to its origin through copies, tuples, loops and calls."""
 
 import re
 from collections import defaultdict
@@ -20,10 +20,10 @@ _SAME = frozenset(
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array: an instruction's result, or one of the arrays of its tuple.
+    """One array: an instruction's result, or one array of its tuple.
 
     Attributes:
-        index: Which of the arrays.
+        index: Index of the array in the tuple.
     """
 
     computation: str
@@ -33,17 +33,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Dataflow:
-    """The ways arrays take through a program."""
+    """The paths of arrays through a program."""
 
     module: HloModule
 
     def instruction(self, leaf: Leaf) -> Instruction:
-        """What the array is a result of."""
+        """The instruction whose result the array is."""
         return self.module.computations[leaf.computation].by_name[leaf.instruction]
 
     @cached_property
     def callers(self) -> dict[str, list[tuple[Instruction, Computation]]]:
-        """The callers of each computation, and from where."""
+        """The callers of each computation."""
         found: defaultdict[str, list[tuple[Instruction, Computation]]] = defaultdict(list)
         for computation in self.module.computations.values():
             for instruction in computation:
@@ -52,10 +52,10 @@ class Dataflow:
         return found
 
     def handed_on_from(self, leaf: Leaf) -> list[Leaf]:
-        """The arrays that this one is, unchanged; none where it is computed or begins.
+        """Return the arrays that this one equals; none where it is computed or is an argument.
 
-        A loop's result is what went in, or what its body gave back; inside the body, a parameter
-        is either as well.
+        A loop's result is the loop's input, or its body's result; a parameter of the body is either
+        as well.
         """
         instruction = self.instruction(leaf)
         computation = self.module.computations[leaf.computation]
@@ -84,7 +84,7 @@ class Dataflow:
         return []
 
     def beginnings(self, leaf: Leaf) -> list[Leaf]:
-        """Every array that this one may be, at the place where it is computed or begins."""
+        """Return every array that this one may equal, where it is computed or enters."""
         seen: set[Leaf] = set()
         found: list[Leaf] = []
         waiting = [leaf]
@@ -128,7 +128,7 @@ class Dataflow:
     def _of_tuple(
         self, instruction: Instruction, computation: Computation, index: int
     ) -> list[Leaf]:
-        """The operand that holds the array; an operand may be a tuple itself."""
+        """Return the operand that contains the array; an operand may itself be a tuple."""
         for name in instruction.operands:
             arrays = len(computation.by_name[name].shapes)
             if index < arrays:

@@ -1,4 +1,4 @@
-"""A reader for the scheduled HLO text that the TPU compiler prints."""
+"""A parser for the scheduled HLO text that the TPU compiler prints."""
 
 import json
 import re
@@ -48,30 +48,30 @@ class Instruction:
 
     @cached_property
     def called(self) -> Mapping[str, str]:
-        """The computations it calls, by role: calls, body, condition, true_computation."""
+        """The computations that it calls, by role: calls, body, condition, true_computation."""
         return dict(_CALLED.findall(self.attributes))
 
     @cached_property
     def branches(self) -> tuple[str, ...]:
-        """The computations of a conditional on a number."""
+        """The computations of a conditional with a numeric index."""
         found = _BRANCHES.search(self.attributes)
         return tuple(name.strip().lstrip("%") for name in found[1].split(",")) if found else ()
 
     @property
     def op_name(self) -> str:
-        """Where in the user's program it comes from, as jax wrote it."""
+        """Its origin in the user's program, as jax recorded it."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def stack_frame(self) -> int | None:
-        """Number of the source frame it comes from."""
+        """Number of its source frame."""
         found = _FRAME.search(self.attributes)
         return int(found[1]) if found else None
 
     @property
     def custom_call_target(self) -> str:
-        """What a custom call calls."""
+        """Target of a custom call."""
         found = _TARGET.search(self.attributes)
         return found[1] if found else ""
 
@@ -88,7 +88,7 @@ class Instruction:
 
     @cached_property
     def backend_config(self) -> dict[str, Any]:
-        """The compiler's notes on it, e.g. the algorithm of a collective."""
+        """The compiler's annotations, e.g. the algorithm of a collective."""
         _, found, text = self.attributes.partition("backend_config=")
         if not found:
             return {}
@@ -99,7 +99,7 @@ class Instruction:
         return notes if isinstance(notes, dict) else {}
 
     def attribute(self, name: str) -> str | None:
-        """The text of a braced or plain attribute, e.g. `attribute("dimensions")` → "0"."""
+        """Return the text of an attribute, e.g. `attribute("dimensions")` → "0"."""
         found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return found[1].strip("{}") if found else None
 
@@ -109,7 +109,7 @@ class Computation:
     """Instructions in the order in which they are issued.
 
     Attributes:
-        runs_on_host: Whether the host computes it, as `compute_on("device_host")` asks for.
+        runs_on_host: Whether the host computes it (`compute_on("device_host")`).
     """
 
     name: str
@@ -123,7 +123,7 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction whose result the computation returns."""
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
     @cached_property
@@ -146,16 +146,16 @@ class HloModule:
 
     @property
     def entry(self) -> Computation:
-        """Where the program starts."""
+        """The entry computation."""
         return self.computations[self.entry_name]
 
     def called_by(self, instruction: Instruction) -> list[Computation]:
-        """Every computation the instruction calls, in a fixed order."""
+        """Return every computation that the instruction calls, in a fixed order."""
         names = [*instruction.called.values(), *instruction.branches]
         return [self.computations[name] for name in names if name in self.computations]
 
     def nested(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Every instruction inside what `instruction` calls, at any depth."""
+        """Yield every instruction inside the callees of `instruction`, at any depth."""
         for computation in self.called_by(instruction):
             for inner in computation:
                 yield inner
@@ -163,7 +163,7 @@ class HloModule:
 
     @cached_property
     def num_partitions(self) -> int:
-        """How many devices run the program together."""
+        """Number of devices that run the program together."""
         found = re.search(r"num_partitions=(\d+)", self.header)
         return int(found[1]) if found else 1
 
@@ -195,17 +195,17 @@ def parse_hlo(text: str) -> HloModule:
     if entry not in computations:
         raise XLACompilationError(
             "the text is not a scheduled HLO program: it has no ENTRY computation; "
-            "pass what the compiler printed, whole."
+            "pass the compiler's complete output."
         )
     module_name = header.split(",")[0].removeprefix("HloModule").strip()
     return HloModule(module_name, computations, entry, header)
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines of the text, with instructions that were broken over several lines joined.
+    """Yield the lines of the text, with instructions that span several lines joined.
 
-    Kernels carry metadata with line breaks, whose lines may begin like anything; inside a
-    computation only an instruction or a lone brace begins something new.
+    Kernels have metadata with line breaks, and those lines may begin with anything. Inside a
+    computation only an instruction or a lone brace begins a new logical line.
     """
     pending = ""
     inside = False
@@ -223,14 +223,14 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 class _Body:
-    """The instructions of one computation as they are read, and what each results in."""
+    """The instructions of one computation while it is parsed, with their results."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
         self._results: dict[str, str] = {}
 
     def add(self, line: str) -> None:
-        """Read an instruction; what is none is passed over."""
+        """Parse an instruction; other lines are ignored."""
         head = _INSTRUCTION.match(line)
         if head is None:
             return
@@ -263,7 +263,7 @@ class _Body:
         )
 
     def _add_element(self, name: str) -> None:
-        """Give an element that is written as `tuple#index` the instruction it stands for."""
+        """Add the instruction for an element written as `tuple#index`."""
         whole, marked, index = name.rpartition("#")
         if not marked or name in self._results:
             return
@@ -271,8 +271,8 @@ class _Body:
         elements = tuple_elements(self._results.get(whole, ""))
         if int(index) >= len(elements):
             raise XLACompilationError(
-                f"the program uses {name}, and no tuple with such an element stands above; "
-                "pass what the compiler printed, whole."
+                f"the program uses {name}, but defines no tuple with such an element; "
+                "pass the compiler's complete output."
             )
         result = self._results[name] = elements[int(index)]
         self.instructions.append(
@@ -288,7 +288,7 @@ class _Body:
 
 
 def _closing(text: str, open_at: int) -> int:
-    """Where the parenthesis opened at `open_at` closes; quoted text does not count."""
+    """Return the position of the closing parenthesis, ignoring quoted text."""
     depth, quoted, position = 0, False, open_at
     while position < len(text):
         character = text[position]

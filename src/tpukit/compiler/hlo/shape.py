@@ -10,7 +10,7 @@ from ...hardware.formats import FORMATS
 from ...plain_data import damaged_as
 
 # Bits of one element, by the name that the compiler prints; sub-byte formats are packed.
-ELEMENT_BITS = {**{one.hlo: one.bits for one in FORMATS}, "token": 0}
+ELEMENT_BITS = {**{format.hlo: format.bits for format in FORMATS}, "token": 0}
 reads_program = damaged_as(
     XLACompilationError,
     "the program's text is damaged ({}); pass what the compiler printed, whole.",
@@ -24,7 +24,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 
 @dataclass(frozen=True)
 class Shape:
-    """One array: what it holds and where it lies.
+    """One array: its number format, dimensions, layout and memory space.
 
     Attributes:
         layout: Dimension numbers from the fastest-varying to the slowest.
@@ -40,17 +40,17 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements alone."""
+        """Bytes of the elements, without padding."""
         return (self.elements * ELEMENT_BITS[self.dtype] + 7) // 8
 
     @cached_property
     def padded_bytes(self) -> int:
-        """Bytes with the padding that the first tile forces on the fastest dimensions."""
+        """Bytes including the padding of the fastest dimensions to the first tile."""
         if not self.tiles or not self.dims:
             return self.bytes
         tile = self.tiles[0]
@@ -92,9 +92,7 @@ def tuple_elements(text: str) -> tuple[str, ...]:
 def _shape(match: re.Match[str]) -> Shape:
     dtype, sizes, details = match.groups()
     if dtype not in ELEMENT_BITS:
-        raise XLACompilationError(
-            f"the compiler printed a number format this reader does not know: {dtype!r}."
-        )
+        raise XLACompilationError(f"the compiler printed an unknown number format: {dtype!r}.")
     dims = tuple(int(size.strip("<=?")) for size in sizes.split(",") if size)
     order, _, rest = (details or "").partition(":")
     layout = tuple(int(index) for index in order.split(",") if index)

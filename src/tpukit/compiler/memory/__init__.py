@@ -1,9 +1,9 @@
-"""Where the memory of a compiled program goes, read from the compiler's own listings."""
+"""How a compiled program uses memory, read from the compiler's own listings."""
 
 from .reading import read_memory as read_memory
-from .report import ArgumentFinding as ArgumentFinding
-from .report import Buffer as Buffer
-from .report import MemoryReport as MemoryReport
-from .report import Peak as Peak
+from .view import ArgumentFinding as ArgumentFinding
+from .view import Buffer as Buffer
+from .view import MemoryReport as MemoryReport
+from .view import Peak as Peak
 
 __all__ = ["ArgumentFinding", "Buffer", "MemoryReport", "Peak", "read_memory"]

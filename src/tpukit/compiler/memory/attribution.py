@@ -1,19 +1,189 @@
-"""What each stretch of memory is for, told from argument names, operation names and data.
+"""Find the purpose of each buffer from argument names, operation names and data flow.
 
-Nothing is guessed: a buffer that no rule speaks for is called unattributed.
+Nothing is guessed: a buffer that no rule matches is called unattributed.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..hlo import HloModule, Instruction
-from ..hlo.dataflow import Leaf
+from ..hlo import HloModule, Instruction, Shape
+from ..hlo.dataflow import Dataflow, Leaf
 from ..program.lowered import ProgramFacts
-from .assignment import Value
-from .liveness import Schedule, Tenancy
-from .provenance import Provenance
+from .assignment import Schedule, Tenancy, Value
+
+COMPUTED = "computed"
+STATE = frozenset(("parameters", "optimizer state"))
+_ONLY_COMPUTED = frozenset((COMPUTED,))
+_MOVES_FIRST = frozenset(
+    (
+        *("slice", "dynamic-slice", "pad", "reshape", "transpose", "reverse", "convert"),
+        *("bitcast-convert", "reduce-precision", "broadcast"),
+    )
+)
+_COMBINES = frozenset(
+    (
+        *("add", "subtract", "multiply", "divide", "negate", "abs", "maximum", "minimum", "clamp"),
+        *("select", "sqrt", "rsqrt", "cbrt", "power", "exponential", "log", "sign", "concatenate"),
+        *("round-nearest-even", "round-nearest-afz", "floor", "ceil", "dynamic-update-slice"),
+    )
+)
+_COLLECTIVES = (
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("collective-broadcast", "async-", "slice-start", "slice-done", "dynamic-slice-start"),
+    *("dynamic-slice-done", "dynamic-update-slice-start", "dynamic-update-slice-done"),
+)
+_MOVING_CALLS = frozenset(
+    (
+        *("AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast", "MoveToHost"),
+        *("MoveToDevice", "annotate_device_placement"),
+    )
+)
+_BLANK = frozenset(("constant", "iota", "rng-bit-generator", "partition-id", "replica-id"))
+_BLANK_CALLS = frozenset(("AllocateBuffer",))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origins of a program's arrays.
+
+    Attributes:
+        categories: Purpose of each argument of the program, by number.
+    """
+
+    module: HloModule
+    categories: Mapping[int, str]
+
+    @cached_property
+    def flow(self) -> Dataflow:
+        """The paths of arrays through the program."""
+        return Dataflow(self.module)
+
+    def sources(self, leaf: Leaf) -> frozenset[str]:
+        """Return an array's origins: kinds of arguments, and `COMPUTED`; a blank one has none."""
+        found: set[str] = set()
+        for origin in self._reached([leaf]):
+            if self._comes_from(origin) is None:
+                found |= self._kind(origin)
+        return frozenset(found)
+
+    def is_blank(self, leaf: Leaf) -> bool:
+        """Whether the array has no content yet: zeros, or memory that a loop will fill."""
+        return not self.sources(leaf)
+
+    def is_gradient(self, leaf: Leaf) -> bool:
+        """Whether the array is only moved, scaled and summed until the optimizer uses it."""
+        return leaf in self._gradients
+
+    @cached_property
+    def _gradients(self) -> frozenset[Leaf]:
+        """Return every computed array that flows only into a new weight or optimizer state.
+
+        The search goes backwards from the results. The update begins, and the gradient ends, where
+        a computed array is combined with weights or state.
+        """
+        entry = self.module.entry
+        updated = [
+            Leaf(entry.name, entry.root.name, index)
+            for index, shape in enumerate(entry.root.shapes)
+            if shape.elements > 1
+        ]
+        met: list[Leaf] = []
+        for leaf in self._reached(updated):
+            feeding = self._comes_from(leaf) or []
+            if len(feeding) > 1:
+                made_of = {operand: self.sources(operand) for operand in feeding}
+                if any(kinds & STATE for kinds in made_of.values()):
+                    met += [
+                        operand for operand, kinds in made_of.items() if kinds == _ONLY_COMPUTED
+                    ]
+        return frozenset(self._reached(met))
+
+    def _reached(self, leaves: Iterable[Leaf]) -> Iterator[Leaf]:
+        """Return the given leaves and every array they come from without new computation."""
+        waiting, seen = list(leaves), set[Leaf]()
+        while waiting:
+            leaf = waiting.pop()
+            if leaf in seen:
+                continue
+            seen.add(leaf)
+            yield leaf
+            waiting += self._comes_from(leaf) or []
+
+    def _kind(self, leaf: Leaf) -> frozenset[str]:
+        """Return the kind of an array that comes from no other array."""
+        instruction = self.flow.instruction(leaf)
+        if instruction.opcode == "parameter" and leaf.computation == self.module.entry_name:
+            category = self.categories.get(int(instruction.arguments))
+            return frozenset((category or COMPUTED,))
+        blank = instruction.opcode in _BLANK or instruction.custom_call_target in _BLANK_CALLS
+        return frozenset() if blank or _keeps(instruction) else frozenset((COMPUTED,))
+
+    def _comes_from(self, leaf: Leaf) -> list[Leaf] | None:
+        """Return the arrays that an array consists of; None where it is computed or enters.
+
+        Scalars, such as a scale or a learning rate, do not count.
+        """
+        if leaf not in self._known:
+            self._known[leaf] = self._find(leaf)
+        return self._known[leaf]
+
+    @cached_property
+    def _known(self) -> dict[Leaf, list[Leaf] | None]:
+        return {}
+
+    def _find(self, leaf: Leaf) -> list[Leaf] | None:
+        handed_on = self.flow.handed_on_from(leaf)
+        instruction = self.flow.instruction(leaf)
+        if not handed_on and instruction.opcode == "fusion":
+            handed_on = [
+                Leaf(inner.name, inner.root.name, leaf.index)
+                for inner in self.module.called_by(instruction)
+            ]
+        if not handed_on and _keeps(instruction):
+            handed_on = self._operands(instruction, leaf)
+        arrays = [operand for operand in handed_on if self._elements(operand) > 1]
+        return arrays or None
+
+    def _operands(self, instruction: Instruction, leaf: Leaf) -> list[Leaf]:
+        operands = [Leaf(leaf.computation, name) for name in instruction.operands]
+        opcode = instruction.opcode
+        if opcode in _MOVES_FIRST:
+            return operands[:1]
+        if opcode == "select":
+            return operands[1:]
+        if opcode == "dynamic-update-slice":
+            return operands[:2]
+        if opcode.endswith("-done"):
+            return self._result_of_start(operands[0], instruction.shapes[leaf.index])
+        of_one = len(operands) == len(instruction.shapes) > 1
+        return [operands[leaf.index]] if of_one and leaf.index < len(operands) else operands
+
+    def _result_of_start(self, start: Leaf, shape: Shape) -> list[Leaf]:
+        """Return the arrays of a started transfer: the one it reads and the one it writes."""
+        listed = enumerate(self.flow.instruction(start).shapes)
+        return [
+            replace(start, index=at)
+            for at, listed_shape in listed
+            if listed_shape.dims == shape.dims
+        ]
+
+    def _elements(self, leaf: Leaf) -> int:
+        shapes = self.flow.instruction(leaf).shapes
+        return shapes[leaf.index].elements if leaf.index < len(shapes) else 0
+
+
+def _keeps(instruction: Instruction) -> bool:
+    """Whether the result consists of its operands, moved or combined element by element."""
+    opcode = instruction.opcode
+    return (
+        opcode in _MOVES_FIRST
+        or opcode in _COMBINES
+        or opcode.startswith(_COLLECTIVES)
+        or instruction.custom_call_target in _MOVING_CALLS
+    )
+
 
 # In the order in which a person reads them.
 CATEGORIES: dict[str, str] = {
@@ -50,7 +220,7 @@ _PASS_ON = frozenset({"get-tuple-element", "tuple", "bitcast", "while", "paramet
 
 
 def argument_category(name: str, *, is_training: bool) -> str:
-    """What an argument is for, from its path in the caller's pytree."""
+    """Return the purpose of an argument, from its path in the caller's pytree."""
     if _OPTIMIZER.search(name):
         return "optimizer state"
     if _CACHE.search(name):
@@ -61,7 +231,7 @@ def argument_category(name: str, *, is_training: bool) -> str:
 
 
 def argument_categories(facts: ProgramFacts) -> dict[int, str]:
-    """What each argument of a program is for, by number."""
+    """Return the purpose of each argument of a program, by number."""
     if facts.argument_purposes:
         return dict(enumerate(facts.argument_purposes))
     training = is_training_step(facts)
@@ -72,7 +242,7 @@ def argument_categories(facts: ProgramFacts) -> dict[int, str]:
 
 
 def is_training_step(facts: ProgramFacts) -> bool:
-    """Whether the first argument is a state that holds weights and what an optimizer keeps."""
+    """Whether the first argument is a state with weights and optimizer state."""
     if facts.argument_purposes:
         return {"parameters", "optimizer state"} <= set(facts.argument_purposes)
     own = [name for name in facts.argument_names if name.startswith("[0]")]
@@ -81,7 +251,7 @@ def is_training_step(facts: ProgramFacts) -> bool:
 
 @dataclass(frozen=True)
 class Attributor:
-    """Names the purpose of temporaries."""
+    """Finds the purpose of temporaries."""
 
     module: HloModule
     schedule: Schedule
@@ -97,41 +267,44 @@ class Attributor:
         }
 
     def speaker(self, tenancy: Tenancy, moment: int) -> Value:
-        """The value that says best what a buffer holds at a moment.
+        """Return the value that best describes the contents of a buffer at a moment.
 
-        That is the last one computed by then; what a loop merely hands on says nothing, and nor
-        does memory that it has yet to fill: then what it fills it with does.
+        That is the last value computed by then. A value that a loop merely passes on does not
+        count, and neither does memory that a loop has yet to fill; then the value it is filled with
+        counts.
         """
         computed = [
             value
             for value in tenancy.values
             if not value.is_phi and self._opcode(value) not in _PASS_ON and not self._blank(value)
         ]
-        by_then = [one for one in computed if self.schedule.ranges[one.key][0] <= moment]
-        named = [one for one in by_then if self.op_name(one)]
+        by_then = [value for value in computed if self.schedule.ranges[value.key][0] <= moment]
+        named = [value for value in by_then if self.op_name(value)]
         return (named or by_then or computed or list(tenancy.values))[-1]
 
     def op_name(self, value: Value) -> str:
-        """Where a value comes from in the user's program; a copy comes from what it copies."""
+        """Return a value's origin in the user's program; a copy has the origin of its source."""
         return self._name_of(value.instruction)
 
     def maker(self, value: Value) -> Instruction | None:
-        """The instruction that says what a value is.
+        """Return the instruction that best describes a value.
 
-        A loop writes its results into a stack: what is written says more than the writing.
+        A loop writes its results into a stack, where the written value says more than the write.
         """
         found = self.instructions.get(value.instruction)
         if found is None or not found.op_name.endswith(_STACKING):
             return found
         inside = list(self.module.nested(found))
         written = [self.instructions[name] for name in found.operands if name in self.instructions]
-        for one in [*reversed(inside), *written]:
-            if _FORWARD in one.op_name and not one.op_name.endswith((*_STACKING, *_RESHAPING)):
-                return one
+        endings = (*_STACKING, *_RESHAPING)
+        for instruction in [*reversed(inside), *written]:
+            name = instruction.op_name
+            if _FORWARD in name and not name.endswith(endings):
+                return instruction
         return found
 
     def category(self, tenancy: Tenancy, moment: int) -> str:
-        """What the buffer is for at a moment."""
+        """Return the purpose of a buffer at a moment."""
         value = self.speaker(tenancy, moment)
         name, leaf = self.op_name(value), self._leaf(value)
         made_of = frozenset[str]() if leaf is None else self.provenance.sources(leaf)
@@ -145,7 +318,7 @@ class Attributor:
         return "activations" if is_forward and self._ends_backward(tenancy) else "temporaries"
 
     def _ends_backward(self, tenancy: Tenancy) -> bool:
-        """Whether the last to use a buffer is an operation of the backward pass."""
+        """Whether the last user of a buffer is an operation of the backward pass."""
         order = self.schedule.instructions
         for index in range(min(tenancy.end, len(order) - 1), tenancy.start, -1):
             found = self.instructions.get(order[index])
@@ -172,7 +345,7 @@ class Attributor:
         return leaf is not None and self.provenance.is_blank(leaf)
 
     def _leaf(self, value: Value) -> Leaf | None:
-        """The array in the program's data that a value of the listing is."""
+        """Return the array of the program that a value of the listing corresponds to."""
         computation = self._home.get(value.instruction)
         indices = [int(index) for index in value.index.strip("{}").split(",") if index]
         if computation is None or len(indices) > 1:
@@ -181,7 +354,7 @@ class Attributor:
 
     @cached_property
     def _home(self) -> Mapping[str, str]:
-        """The computation that each instruction stands in."""
+        """Return the computation of each instruction."""
         return {
             instruction.name: computation.name
             for computation in self.module.computations.values()

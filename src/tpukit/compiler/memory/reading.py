@@ -1,7 +1,8 @@
-"""From the compiler's listings to a `MemoryReport`."""
+"""Build a `MemoryReport` from the compiler's listings."""
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 
 from ...errors import XLACompilationError
 from ...hardware import Slice
@@ -9,17 +10,26 @@ from ..dump import Listings
 from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST, reads_program
 from ..program.lowered import ProgramFacts
-from .assignment import BufferAllocation, Value, move_to_host, parse_assignment, total_bytes
+from .assignment import (
+    BufferAllocation,
+    Schedule,
+    Tenancy,
+    Value,
+    find_tenancies,
+    heap_use,
+    move_to_host,
+    parse_assignment,
+    parse_live_ranges,
+    total_bytes,
+)
 from .attribution import (
     CATEGORIES,
     Attributor,
+    Provenance,
     argument_categories,
 )
-from .findings import find_waste
-from .liveness import Schedule, Tenancy, find_tenancies, heap_use, parse_live_ranges
-from .provenance import Provenance
-from .report import OFFLOADED_COMPUTATION, Buffer, MemoryReport, Peak
 from .sources import SourceTable, parse_sources
+from .view import OFFLOADED_COMPUTATION, ArgumentFinding, Buffer, MemoryReport, Peak
 
 BUFFERS_KEPT = 64
 CURVE_POINTS = 400
@@ -35,18 +45,18 @@ def read_memory(
     module: HloModule | None = None,
     source_lines: bool = True,
 ) -> MemoryReport:
-    """Trace every allocation to what it is for.
+    """Find the purpose of every allocation and return the report.
 
     Args:
-        listings: What the compiler wrote.
+        listings: The compiler's listings.
         facts: Names and layout of the program's arguments.
         target: The slice it was compiled for.
         fits: Whether the compiler accepted it.
-        module: The program of the listings, where it has been read already.
-        source_lines: Whether the program's line numbers are still those of the source.
+        module: The parsed program of the listings, if available.
+        source_lines: Whether the program's line numbers are valid for the current source.
 
     Raises:
-        XLACompilationError: The listings do not agree with each other.
+        XLACompilationError: The listings contradict each other.
     """
     module = module or parse_hlo(listings.hlo)
     allocations = move_to_host(parse_assignment(listings.assignment), _host_instructions(module))
@@ -54,27 +64,43 @@ def read_memory(
     sources = parse_sources(listings.hlo) if source_lines else SourceTable({})
     provenance = Provenance(module, argument_categories(facts))
     attributor = Attributor(module, schedule, provenance)
-    heaps = [_Heap.of(one, schedule) for one in allocations if one.is_temporary]
+    heaps = [
+        _Heap.of(allocation, schedule) for allocation in allocations if allocation.is_temporary
+    ]
     hbm_heaps = [heap for heap in heaps if heap.allocation.color == HBM]
     fixed = total_bytes(allocations) - sum(heap.allocation.size_bytes for heap in hbm_heaps)
     use = [sum(levels) for levels in zip(*(heap.use for heap in hbm_heaps), strict=True)]
     moment = max(range(len(use)), key=use.__getitem__) if use else 0
     writer = _BufferWriter(facts, attributor, sources, moment)
-    arguments = [one for one in allocations if one.parameter is not None and one.color == HBM]
-    fresh = [
-        one for one in allocations if one.is_live_out and one.parameter is None and one.color == HBM
+    arguments = [
+        allocation
+        for allocation in allocations
+        if allocation.parameter is not None and allocation.color == HBM
     ]
-    of_host = [one for one in allocations if one.is_private and one.color == HOST]
+    fresh = [
+        allocation
+        for allocation in allocations
+        if allocation.is_live_out and allocation.parameter is None and allocation.color == HBM
+    ]
+    of_host = [
+        allocation
+        for allocation in allocations
+        if allocation.is_private and allocation.color == HOST
+    ]
     buffers = [
-        *(writer.argument(one) for one in allocations if one.parameter is not None),
-        *(writer.result(one) for one in fresh if not one.is_output_table),
+        *(
+            writer.argument(allocation)
+            for allocation in allocations
+            if allocation.parameter is not None
+        ),
+        *(writer.result(allocation) for allocation in fresh if not allocation.is_output_table),
         *(
             writer.temporary(tenancy, heap.allocation)
             for heap in heaps
             if heap.allocation.color in (HBM, HOST)
             for tenancy in heap.tenancies
         ),
-        *(writer.offloaded_computation(one) for one in of_host),
+        *(writer.offloaded_computation(allocation) for allocation in of_host),
     ]
     purposes = _purposes(allocations, buffers, hbm_heaps, moment)
     if sum(purposes.values()) != total_bytes(allocations):
@@ -90,13 +116,17 @@ def read_memory(
         total_bytes=total_bytes(allocations),
         usable_bytes=None if usable is None else int(usable // target.chip.devices_per_chip),
         host_bytes=total_bytes(allocations, HOST),
-        host_computation_bytes=sum(one.size_bytes for one in of_host),
-        argument_bytes=sum(one.size_bytes for one in arguments),
+        host_computation_bytes=sum(allocation.size_bytes for allocation in of_host),
+        argument_bytes=sum(allocation.size_bytes for allocation in arguments),
         temp_bytes=sum(heap.allocation.size_bytes for heap in hbm_heaps),
-        result_bytes=sum(one.size_bytes for one in fresh),
-        alias_bytes=sum(one.size_bytes for one in arguments if one.is_live_out),
+        result_bytes=sum(allocation.size_bytes for allocation in fresh),
+        alias_bytes=sum(
+            allocation.size_bytes for allocation in arguments if allocation.is_live_out
+        ),
         purposes=purposes,
-        buffers=tuple(sorted(buffers, key=lambda one: -one.size_bytes)[:BUFFERS_KEPT]),
+        buffers=tuple(
+            sorted(buffers, key=lambda allocation: -allocation.size_bytes)[:BUFFERS_KEPT]
+        ),
         peak=writer.peak() if use else None,
         curve=_curve(use, fixed),
         schedule_length=len(schedule.instructions),
@@ -106,7 +136,9 @@ def read_memory(
 
 def _host_instructions(module: HloModule) -> set[str]:
     computations = module.computations.values()
-    return {one.name for inside in computations if inside.runs_on_host for one in inside}
+    return {
+        instruction.name for inside in computations if inside.runs_on_host for instruction in inside
+    }
 
 
 class _Heap:
@@ -120,14 +152,14 @@ class _Heap:
     @classmethod
     def of(cls, allocation: BufferAllocation, schedule: Schedule) -> "_Heap":
         tenancies = find_tenancies(allocation, schedule)
-        length = max((one.end for one in tenancies), default=0)
+        length = max((tenancy.end for tenancy in tenancies), default=0)
         return cls(
             allocation, tenancies, heap_use(tenancies, max(length, len(schedule.instructions)))
         )
 
 
 class _BufferWriter:
-    """Writes each stretch of memory down as a `Buffer`."""
+    """Turns allocations into `Buffer`s."""
 
     def __init__(
         self, facts: ProgramFacts, attributor: Attributor, sources: SourceTable, moment: int
@@ -135,26 +167,38 @@ class _BufferWriter:
         self.facts, self.attributor, self.sources, self.moment = facts, attributor, sources, moment
         self.categories = argument_categories(facts)
 
-    def argument(self, one: BufferAllocation) -> Buffer:
+    def argument(self, allocation: BufferAllocation) -> Buffer:
         names = self.facts.argument_names
-        known = one.parameter is not None and one.parameter < len(names)
-        name = names[one.parameter or 0] if known else f"argument {one.parameter}"
-        purpose = self.categories[one.parameter or 0] if known else "arguments"
+        known = allocation.parameter is not None and allocation.parameter < len(names)
+        name = names[allocation.parameter or 0] if known else f"argument {allocation.parameter}"
+        purpose = self.categories[allocation.parameter or 0] if known else "arguments"
         # What a loop writes over parts of an argument lies in its memory too: the whole is it.
-        value = max(one.values, key=lambda value: value.size_bytes)
-        return self._buffer(purpose, value, one.size_bytes, one.color, name, None, True)
-
-    def result(self, one: BufferAllocation) -> Buffer:
-        value = one.values[-1]
+        value = max(allocation.values, key=lambda value: value.size_bytes)
         return self._buffer(
-            "results", value, one.size_bytes, one.color, *self._origin(value), at_peak=True
+            purpose, value, allocation.size_bytes, allocation.color, name, None, True
         )
 
-    def offloaded_computation(self, one: BufferAllocation) -> Buffer:
-        value = one.values[-1]
+    def result(self, allocation: BufferAllocation) -> Buffer:
+        value = allocation.values[-1]
+        return self._buffer(
+            "results",
+            value,
+            allocation.size_bytes,
+            allocation.color,
+            *self._origin(value),
+            at_peak=True,
+        )
+
+    def offloaded_computation(self, allocation: BufferAllocation) -> Buffer:
+        value = allocation.values[-1]
         where = self._origin(value)
         return self._buffer(
-            OFFLOADED_COMPUTATION, value, one.size_bytes, one.color, *where, at_peak=False
+            OFFLOADED_COMPUTATION,
+            value,
+            allocation.size_bytes,
+            allocation.color,
+            *where,
+            at_peak=False,
         )
 
     def temporary(self, tenancy: Tenancy, heap: BufferAllocation) -> Buffer:
@@ -209,7 +253,7 @@ class _BufferWriter:
 
 
 def short_op_name(op_name: str) -> str:
-    """The name without the frames that every program of ours starts with."""
+    """Return an operation name without the frames that every tpukit program starts with."""
     parts = op_name.split("/")
     while len(parts) > 1 and (parts[0].startswith("jit(") or parts[0] == "call_exported"):
         parts.pop(0)
@@ -219,12 +263,12 @@ def short_op_name(op_name: str) -> str:
 def _purposes(
     allocations: Sequence[BufferAllocation], buffers: list[Buffer], heaps: list[_Heap], moment: int
 ) -> dict[str, int]:
-    """Bytes by purpose at the fullest moment; padding and gaps are purposes of their own."""
+    """Return the bytes by purpose at the peak; padding and gaps are purposes of their own."""
     amounts: Counter[str] = Counter()
-    for one in buffers:
-        if one.space == "HBM" and one.at_peak:
-            amounts[one.purpose] += one.size_bytes - one.padding_bytes
-            amounts["padding"] += one.padding_bytes
+    for buffer in buffers:
+        if buffer.space == "HBM" and buffer.at_peak:
+            amounts[buffer.purpose] += buffer.size_bytes - buffer.padding_bytes
+            amounts["padding"] += buffer.padding_bytes
     for heap in heaps:
         amounts["gaps"] += heap.allocation.size_bytes - heap.use[moment]
     spoken_for = sum(amounts.values())
@@ -233,10 +277,91 @@ def _purposes(
 
 
 def _curve(use: list[int], fixed: int) -> tuple[tuple[int, int], ...]:
-    """At most `CURVE_POINTS` points, each the highest of its stretch."""
+    """Return at most `CURVE_POINTS` points, each the maximum of its interval."""
     stretch = max(1, -(-len(use) // CURVE_POINTS))
     points: list[tuple[int, int]] = []
     for start in range(0, len(use), stretch):
         best = max(range(start, min(start + stretch, len(use))), key=use.__getitem__)
         points.append((best, use[best] + fixed))
     return tuple(points)
+
+
+# Below this share of what the arguments take, a finding is noise.
+_LARGE_SHARE = 0.01
+_LARGE_BYTES = 2**20
+
+
+def find_waste(
+    allocations: Sequence[BufferAllocation], facts: ProgramFacts
+) -> tuple[ArgumentFinding, ...]:
+    """Find arguments that should be donated and large replicated ones, the costliest first."""
+    arguments = [
+        finding
+        for finding in allocations
+        if finding.parameter is not None and finding.parameter < len(facts.argument_names)
+    ]
+    arguments = [finding for finding in arguments if finding.color == HBM]
+    least = max(_LARGE_BYTES, _LARGE_SHARE * sum(finding.size_bytes for finding in arguments))
+    found = [
+        *_not_donated(allocations, arguments, facts, least),
+        *_replicated(arguments, facts, least),
+    ]
+    return tuple(sorted(found, key=lambda finding: -finding.size_bytes))
+
+
+def _not_donated(
+    allocations: Sequence[BufferAllocation],
+    arguments: Sequence[BufferAllocation],
+    facts: ProgramFacts,
+    least: float,
+) -> list[ArgumentFinding]:
+    results = Counter(
+        str(allocation.values[-1].shape)
+        for allocation in allocations
+        if allocation.is_live_out
+        and allocation.parameter is None
+        and not allocation.is_output_table
+        and allocation.values
+    )
+    found: list[ArgumentFinding] = []
+    for allocation in arguments:
+        shape = str(allocation.values[0].shape) if allocation.values else ""
+        number = allocation.parameter or 0
+        if number in facts.donated or allocation.size_bytes < least or not results[shape]:
+            continue
+        results[shape] -= 1
+        name = facts.argument_names[number]
+        found.append(
+            ArgumentFinding(
+                kind="not donated",
+                what=f"{name} {shape}",
+                size_bytes=allocation.size_bytes,
+                advice=f"a result has the same shape and could reuse it; donate {name}.",
+            )
+        )
+    return found
+
+
+def _replicated(
+    arguments: Sequence[BufferAllocation], facts: ProgramFacts, least: float
+) -> list[ArgumentFinding]:
+    devices = prod(size for _, size in facts.mesh_axes)
+    found: list[ArgumentFinding] = []
+    for allocation in arguments:
+        number = allocation.parameter or 0
+        if (
+            devices > 1
+            and facts.argument_copies[number] == devices
+            and allocation.size_bytes >= least
+        ):
+            name = facts.argument_names[number]
+            shape = allocation.values[0].shape if allocation.values else ""
+            found.append(
+                ArgumentFinding(
+                    kind="replicated",
+                    what=f"{name} {shape}",
+                    size_bytes=allocation.size_bytes,
+                    advice=f"all {devices} devices hold the whole of it; split it over an axis.",
+                )
+            )
+    return found

@@ -1,4 +1,4 @@
-"""From the number of a stack frame to the line of source it stands for."""
+"""Map a stack frame number of a program to its line of source."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class SourceTable:
-    """The frames that the compiler lists at the head of a program.
+    """The stack frames listed at the head of a program.
 
     Attributes:
         frames: File, line and calling frame of each frame by number.
@@ -26,7 +26,7 @@ class SourceTable:
     frames: dict[int, tuple[str, int, int]]
 
     def line_of(self, frame: int | None) -> str | None:
-        """The innermost line of the user's code, as "file.py:12"; a library's if there is none."""
+        """Return the innermost line of the user's code, as "file.py:12"; else a library's line."""
         innermost: str | None = None
         seen: set[int] = set()
         while frame in self.frames and frame not in seen:
@@ -43,7 +43,7 @@ class SourceTable:
 
 
 def parse_sources(hlo: str) -> SourceTable:
-    """Read the tables; a program printed without them has no lines."""
+    """Parse the tables; a program printed without them has no lines."""
     tables = {found[1]: found[2].splitlines() for found in _TABLE.finditer(hlo)}
     files: dict[int, str] = {}
     for entry in tables.get("FileNames", []):
@@ -62,7 +62,7 @@ def parse_sources(hlo: str) -> SourceTable:
 
 
 def _short(file: str) -> str:
-    """A path a person recognises: inside the working folder, or from the package on."""
+    """Shorten a path: relative to the working folder, or from the package on."""
     path = Path(file)
     for root in (Path.cwd(), *(parent for parent in path.parents if parent.name in _LIBRARIES)):
         if path.is_relative_to(root):

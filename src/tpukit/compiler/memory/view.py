@@ -1,14 +1,178 @@
-"""A memory report for a terminal: verdict, a bar by purpose, the curve, the largest buffers."""
+"""`MemoryReport`, and its terminal view: verdict, bars by purpose, curve, largest buffers."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...errors import OUT_OF_MEMORY_ADVICE
+from ...hardware import Slice
 from ...hardware.figure import format_quantity
+from ...shown import Shown
 from .attribution import CATEGORIES
-from .report import OFFLOADED_COMPUTATION, MemoryReport
+
+BYTES_ORIGIN = "compiler"
+OFFLOADED_COMPUTATION = "offloaded computation"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One array in memory.
+
+    Attributes:
+        purpose: One of `attribution.CATEGORIES`; on the host also "offloaded", or "offloaded
+            computation" for buffers of a computation on the host.
+        shape: As the compiler writes it, e.g. "bf16[32,512,14336]".
+        layout: Order and tiles of its dimensions.
+        size_bytes: Its size, with padding.
+        padding_bytes: Its padding to whole tiles.
+        space: "HBM" or "host".
+        name: The argument's path, or the operation of the user's program that computed it.
+        source: The line of source, or None.
+        at_peak: Whether it is alive at the HBM peak; False for an offloaded computation, whose
+            buffers are alive only while it runs.
+    """
+
+    purpose: str
+    shape: str
+    layout: str
+    size_bytes: int
+    padding_bytes: int
+    space: str
+    name: str
+    source: str | None
+    at_peak: bool
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of highest memory use."""
+
+    position: int
+    instruction: str
+    op_name: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class ArgumentFinding:
+    """A property of the arguments that wastes memory.
+
+    Attributes:
+        kind: "not donated" or "replicated".
+        size_bytes: Wasted bytes per device.
+    """
+
+    kind: str
+    what: str
+    size_bytes: int
+    advice: str
+
+
+@dataclass(frozen=True)
+class MemoryReport(Shown):
+    """How one device uses its HBM.
+
+    Every figure is the compiler's own. The purposes add up to `total_bytes`.
+
+    Attributes:
+        fits: Whether the compiler accepted the program.
+        total_bytes: HBM that the program uses: the figure the compiler tests.
+        usable_bytes: HBM that it may use.
+        host_bytes: Host memory: pinned buffers and `host_computation_bytes`.
+        host_computation_bytes: Host memory of computations that run on the host.
+        purposes: Bytes by purpose, at the peak.
+        buffers: The largest arrays, largest first.
+        peak: The moment of the peak; None if the compiler listed no schedule.
+        curve: (position in the schedule, bytes), with the maximum of each interval.
+        schedule_length: Positions in the schedule.
+    """
+
+    program: str
+    slice: Slice
+    fits: bool
+    total_bytes: int
+    usable_bytes: int | None
+    host_bytes: int
+    argument_bytes: int
+    temp_bytes: int
+    result_bytes: int
+    alias_bytes: int
+    purposes: Mapping[str, int]
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    peak: Peak | None
+    curve: tuple[tuple[int, int], ...] = field(repr=False)
+    schedule_length: int
+    findings: tuple[ArgumentFinding, ...]
+    host_computation_bytes: int = 0
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Free bytes; negative when the program does not fit."""
+        return None if self.usable_bytes is None else self.usable_bytes - self.total_bytes
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether the program fits, and by how much."""
+        need = format_quantity(self.total_bytes, "B")
+        where = f"{self.program} on {self.slice}"
+        if self.usable_bytes is None:
+            return f"{where}: {need} of HBM per device"
+        have = format_quantity(self.usable_bytes, "B")
+        share = self.total_bytes / self.usable_bytes
+        left = format_quantity(abs(self.usable_bytes - self.total_bytes), "B")
+        rest = f"{left} free" if self.fits else f"{left} too much"
+        return f"{where}: {need} of {have} HBM per device ({share:.1%}), {rest}"
+
+    @property
+    def refusal(self) -> str:
+        """Two sentences: why the program does not fit, and which purposes use the most."""
+        need = f"{self.total_bytes / 2**30:.2f}G"
+        have = "?" if self.usable_bytes is None else f"{self.usable_bytes / 2**30:.2f}G"
+        largest = "; ".join(
+            f"{buffer.shape} ({format_quantity(buffer.size_bytes, 'B')}, {buffer.purpose})"
+            for buffer in [
+                buffer for buffer in self.buffers if buffer.space == "HBM" and buffer.at_peak
+            ][:3]
+        )
+        return (
+            f"{self.program} does not fit on {self.slice}: the compiler needs {need} of HBM per "
+            f"device and has {have}. The largest buffers are {largest}; "
+            f"{OUT_OF_MEMORY_ADVICE}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "program": self.program,
+            "slice": str(self.slice),
+            "fits": self.fits,
+            "origin": BYTES_ORIGIN,
+            "total_bytes": self.total_bytes,
+            "usable_bytes": self.usable_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "host_bytes": self.host_bytes,
+            "host_computation_bytes": self.host_computation_bytes,
+            "argument_bytes": self.argument_bytes,
+            "temp_bytes": self.temp_bytes,
+            "result_bytes": self.result_bytes,
+            "alias_bytes": self.alias_bytes,
+            "purposes": dict(self.purposes),
+            "buffers": [asdict(buffer) for buffer in self.buffers],
+            "peak": None if self.peak is None else asdict(self.peak),
+            "schedule_length": self.schedule_length,
+            "curve": [list(point) for point in self.curve],
+            "findings": [asdict(buffer) for buffer in self.findings],
+        }
+
+    def __rich__(self) -> Any:
+
+        return memory_view(self)
+
 
 BUFFERS_SHOWN = 10
 BAR_WIDTH = 60
@@ -54,27 +218,31 @@ _LETTERS = {
 
 
 def verdict_line(report: MemoryReport) -> Text:
-    """FITS or DOES NOT FIT, and by how much."""
+    """Return "FITS" or "DOES NOT FIT", and by how much."""
     word, style = ("FITS", "bold green") if report.fits else ("DOES NOT FIT", "bold red")
     return Text.assemble((f"{word} ", style), report.verdict)
 
 
 def memory_view(report: MemoryReport) -> Group:
-    """The whole report."""
+    """Return the whole report for a terminal."""
     return Group(verdict_line(report), memory_details(report))
 
 
 def memory_details(report: MemoryReport) -> Group:
-    """Everything but the verdict."""
+    """Return the report without the verdict."""
     parts: list[RenderableType] = [
         _bar(report),
         _purposes(report),
         _curve(report),
         _buffers(report),
     ]
-    for one in report.findings:
-        size = format_quantity(one.size_bytes, "B")
-        parts.append(Text.assemble((f"{one.kind} ", "yellow"), f"{one.what}, {size}: {one.advice}"))
+    for finding in report.findings:
+        size = format_quantity(finding.size_bytes, "B")
+        parts.append(
+            Text.assemble(
+                (f"{finding.kind} ", "yellow"), f"{finding.what}, {size}: {finding.advice}"
+            )
+        )
     return Group(*parts)
 
 
@@ -115,7 +283,7 @@ def _purposes(report: MemoryReport) -> Table:
 
 
 def host_memory_text(computation_bytes: int) -> str:
-    """What host memory is for, beside the HBM."""
+    """Describe the use of host memory."""
     if not computation_bytes:
         return "beside the HBM"
     size = format_quantity(computation_bytes, "B")
@@ -154,25 +322,27 @@ def _curve(report: MemoryReport) -> RenderableType:
 
 
 def readable_path(name: str) -> str:
-    """An argument's path without its punctuation: "[0].params['w']" is "params.w"."""
+    """Return an argument's path without punctuation: "[0].params['w']" becomes "params.w"."""
     plain = _KEY.sub(r".\1", name)
     return _ROOT.sub("", plain) or name
 
 
 def _buffers(report: MemoryReport) -> Table:
-    shown = [one for one in report.buffers if one.at_peak or one.purpose == OFFLOADED_COMPUTATION][
-        :BUFFERS_SHOWN
-    ]
-    padded = any(one.padding_bytes for one in shown)
+    shown = [
+        buffer
+        for buffer in report.buffers
+        if buffer.at_peak or buffer.purpose == OFFLOADED_COMPUTATION
+    ][:BUFFERS_SHOWN]
+    padded = any(buffer.padding_bytes for buffer in shown)
     table = Table(box=None, pad_edge=False)
     for heading in ("size", "purpose", "shape", *(["padding"] if padded else []), "what"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("size", "shape"))
-    for one in shown:
-        padding = f"{one.padding_bytes / one.size_bytes:.0%}" if one.padding_bytes else ""
-        purpose = one.purpose + (" (host)" if one.space == "host" else "")
+    for buffer in shown:
+        padding = f"{buffer.padding_bytes / buffer.size_bytes:.0%}" if buffer.padding_bytes else ""
+        purpose = buffer.purpose + (" (host)" if buffer.space == "host" else "")
         # Of an op only the last word; keys of an argument may have slashes of their own.
-        named = one.name if "['" in one.name else one.name.split("/")[-1]
-        what = readable_path(named) + (f" {one.source}" if one.source else "")
-        row = [format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what]
+        named = buffer.name if "['" in buffer.name else buffer.name.split("/")[-1]
+        what = readable_path(named) + (f" {buffer.source}" if buffer.source else "")
+        row = [format_quantity(buffer.size_bytes, "B"), purpose, buffer.shape, padding, what]
         table.add_row(*(Text(cell) for cell in (row if padded else row[:3] + row[4:])))
     return table

@@ -1,1 +1,1 @@
-"""What is compiled: a lowered function, the slice it is for, and the compiler's options."""
+"""The input of a compile: a lowered function, its slice, and the compiler's options."""

@@ -1,4 +1,4 @@
-"""A jax function lowered for TPU without touching a device, and what to remember of it."""
+"""`Program`: a jax function lowered for TPU without a device, and the facts about it."""
 
 import hashlib
 import math
@@ -23,19 +23,19 @@ _SAME_VERSION_READS_IT = ("ragged_all_to_all",)
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """Names, layout and identity of a program; needs no jax to read.
+    """Names, layout and identity of a program; readable without jax.
 
     Attributes:
         argument_names: A readable name for each flat argument, e.g. `[0]['layers']['w']`.
-        argument_copies: On how many devices the same piece of each flat argument lies.
-        argument_bytes: Of each flat argument as a whole; empty where that was not written down.
+        argument_copies: Number of devices with the same piece of each flat argument.
+        argument_bytes: Bytes of each whole flat argument; empty in older records.
         donated: Flat arguments whose memory the result may reuse.
         mesh_axes: Name and size of each mesh axis, empty for one device.
-        fingerprint: A hash of what the compiler is given, whatever line of source it came from.
-        source_fingerprint: A hash that changes with those lines too.
-        axis_types: Who lays values out along each mesh axis, the compiler ("Auto") or their types
-            ("Explicit"), which is what newer versions of jax make of a mesh that does not say.
-        argument_purposes: What each flat argument is for, where the names do not tell it.
+        fingerprint: A hash of the compiler's input, without source lines.
+        source_fingerprint: A hash that includes source lines.
+        axis_types: Whether the compiler ("Auto") or the array types ("Explicit") shard along each
+            mesh axis; newer versions of jax default to "Explicit".
+        argument_purposes: Purpose of each flat argument, where its name does not show it.
         device_order: Ids of the slice's devices in the order of the program's own mesh; empty
             where tpukit arranges them.
         exported_by: The version of jax that exported a captured program; "" for the running one.
@@ -55,12 +55,12 @@ class ProgramFacts:
     exported_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
+        """Return plain data that `from_dict` reads."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ProgramFacts":
-        """Read what `to_dict` wrote, or the same after a trip through JSON."""
+        """Read the data of `to_dict`, also after a round trip through JSON."""
         return cls(
             name=data["name"],
             argument_names=tuple(data["argument_names"]),
@@ -79,11 +79,11 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class Program:
-    """StableHLO of one function with its shardings, ready to be compiled in another process.
+    """StableHLO of one function with its shardings, ready to compile in another process.
 
     Attributes:
-        serialized: What `jax.export` wrote; a flat buffer, not a pickle.
-        facts: All that is worth remembering of it without the program itself.
+        serialized: Output of `jax.export`; a flat buffer, not a pickle.
+        facts: Its facts, which are kept without the program itself.
     """
 
     serialized: bytes
@@ -101,7 +101,7 @@ class Program:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the compiler is given."""
+        """A hash of the compiler's input."""
         return self.facts.fingerprint
 
 
@@ -171,7 +171,7 @@ def lower_program(
 
 
 def _copies(leaf: Any, mesh_axes: tuple[tuple[str, int], ...]) -> int:
-    """On how many devices the same piece of an argument lies."""
+    """Return the number of devices with the same piece of an argument."""
     from jax.sharding import NamedSharding
 
     sizes = dict(mesh_axes)
@@ -187,7 +187,7 @@ def _copies(leaf: Any, mesh_axes: tuple[tuple[str, int], ...]) -> int:
 def _mesh_axes(
     leaves: Sequence[Any], name: str
 ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Name and size of each axis of the arguments' mesh, and their types."""
+    """Return name and size of each axis of the arguments' mesh, and their types."""
     from jax.sharding import NamedSharding
 
     meshes = {
@@ -199,10 +199,10 @@ def _mesh_axes(
         seen = sorted(str(tuple(mesh.shape.items())) for mesh in meshes)
         raise MeshError(
             f"the arguments of {name} are sharded over {len(meshes)} different meshes "
-            f"({', '.join(seen)}); lay all of them out on one."
+            f"({', '.join(seen)}); shard all of them over one mesh."
         )
     for mesh in meshes:
-        return tuple(mesh.shape.items()), tuple(one.name for one in mesh.axis_types)
+        return tuple(mesh.shape.items()), tuple(axis_type.name for axis_type in mesh.axis_types)
     return (), ()
 
 

@@ -1,4 +1,4 @@
-"""One compile, described: a lowered program, the slice it is for, and the compiler's options."""
+"""A compile request: a lowered program, its slice, and the compiler's options."""
 
 import hashlib
 import json
@@ -27,20 +27,20 @@ OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text", "xla_dump_large_constants"
 
 @runtime_checkable
 class StepSource(Protocol):
-    """A workload: it knows its jitted step and the shapes of its arguments on a mesh."""
+    """A workload: it provides its jitted step and the shapes of its arguments on a mesh."""
 
     def jit_train_step(self, mesh: "AnyMesh") -> Any:
-        """The step with a sharding for every leaf."""
+        """Return the jitted step, with a sharding for every leaf."""
         ...
 
     def abstract_args(self, mesh: "AnyMesh") -> tuple[Any, ...]:
-        """The step's arguments as shapes with shardings."""
+        """Return the step's arguments as shapes with shardings."""
         ...
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What is compiled, for what, and how; made by `make_request`."""
+    """A program, its slice and its options; built by `make_request`."""
 
     program: Program = field(repr=False)
     slice: Slice
@@ -50,13 +50,13 @@ class CompileRequest:
 
     @property
     def key(self) -> str:
-        """What the answer depends on, as one hash."""
+        """A hash of everything that the result depends on."""
         return compile_key(
             self.program.facts, self.slice, self.dcn_shape, self.options, self.libtpu_init_args
         )
 
     def for_worker(self, program_path: Path, dump: Dump) -> dict[str, Any]:
-        """The request as the child reads it."""
+        """Return the request as the child process reads it."""
         sizes = [size for _, size in self.program.facts.mesh_axes]
         return {
             "program": str(program_path),
@@ -80,7 +80,7 @@ def compile_key(
     options: Mapping[str, Any],
     libtpu_init_args: str = "",
 ) -> str:
-    """The key of a compile, from what is known of its program."""
+    """Return the key of a compile from the facts of its program."""
     identity = [
         FORMAT,
         __version__,  # the order of devices is this package's own work
@@ -107,10 +107,10 @@ def make_request(
     libtpu_init_args: str = "",
     progress: Progress = silent,
 ) -> CompileRequest:
-    """Lower `function` and check that it, its mesh and the slice go together.
+    """Lower `function` and check that it, its mesh and the slice fit together.
 
-    The arguments are those of `compile_for`; `libtpu_init_args` are flags as that environment
-    variable takes them, for the child that compiles.
+    The arguments are those of `compile_for`; `libtpu_init_args` are flags for the child's
+    environment variable of that name.
     """
     target = Slice.parse(on) if isinstance(on, str) else on
     for name in options or {}:
@@ -152,16 +152,20 @@ def _lower(
 
 
 def as_abstract_mesh(mesh: "Mapping[str, int] | AnyMesh | None", target: Slice) -> "AnyMesh":
-    """A mesh without devices from sizes by axis name; one size may be -1, all that is left."""
-    from jax.sharding import AbstractMesh, AxisType
-
+    """Return a mesh without devices from sizes by axis name; one size may be -1, the rest."""
     if mesh is None:
         raise MeshError(
-            f"a workload needs a mesh; say which, for example mesh={{'fsdp': {target.devices}}}."
+            f"a workload needs a mesh; pass one, for example mesh={{'fsdp': {target.devices}}}."
         )
     if not isinstance(mesh, Mapping):
         return mesh
-    sizes = fill_mesh(mesh, target)
+    return abstract_mesh(fill_mesh(mesh, target))
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> "AnyMesh":
+    """Return a mesh without devices; `sizes` has the devices along each axis."""
+    from jax.sharding import AbstractMesh, AxisType
+
     return AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
@@ -170,12 +174,12 @@ def as_abstract_mesh(mesh: "Mapping[str, int] | AnyMesh | None", target: Slice) 
 def cut_across_slices(
     sizes: Sequence[int], target: Slice, dcn_mesh_shape: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """How each mesh axis is cut across slices; by default the first axis that can be."""
+    """Return the factor of each mesh axis across slices; by default the first possible axis."""
     if dcn_mesh_shape is not None:
         fits = len(dcn_mesh_shape) == len(sizes) and prod(dcn_mesh_shape) == target.num_slices
         if not fits or any(size % cut for size, cut in zip(sizes, dcn_mesh_shape, strict=True)):
             raise MeshError(
-                f"dcn_mesh_shape={tuple(dcn_mesh_shape)} does not cut a mesh of {tuple(sizes)} "
+                f"dcn_mesh_shape={tuple(dcn_mesh_shape)} does not split a mesh of {tuple(sizes)} "
                 f"into {target.num_slices} slices; give one factor per axis with that product."
             )
         return tuple(dcn_mesh_shape)
@@ -184,7 +188,7 @@ def cut_across_slices(
         axis = next((i for i, size in enumerate(sizes) if size % target.num_slices == 0), None)
         if axis is None:
             raise MeshError(
-                f"no axis of the mesh {tuple(sizes)} can be cut into {target.num_slices} slices; "
+                f"no axis of the mesh {tuple(sizes)} can be split into {target.num_slices} slices; "
                 "make one axis a multiple of it, or pass dcn_mesh_shape."
             )
         across[axis] = target.num_slices
@@ -192,7 +196,7 @@ def cut_across_slices(
 
 
 def compiler_versions() -> dict[str, str]:
-    """The versions that decide what the compiler does.
+    """Return the versions that decide the compiler's output.
 
     Raises:
         MissingExtraError: libtpu is not installed.

@@ -5,10 +5,10 @@ from .network import Network as Network
 from .prediction import OpTime as OpTime
 from .prediction import StepPrediction as StepPrediction
 from .prediction import predict_step as predict_step
+from .simulate import CAUSES as CAUSES
 from .simulate import KernelTimer as KernelTimer
 from .simulate import Simulation as Simulation
-from .simulation_state import CAUSES as CAUSES
-from .simulation_state import TrackSpan as TrackSpan
+from .simulate import TrackSpan as TrackSpan
 
 __all__ = [
     "CAUSES",

@@ -1,4 +1,4 @@
-"""How long Pallas kernels run in a step: by a model of their kind, by bundles, by their word."""
+"""Time Pallas kernels in a step: by a model of their kind, by bundles, or by stated costs."""
 
 import math
 import re
@@ -18,10 +18,10 @@ _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
 
 @dataclass(frozen=True)
 class SplashTimer:
-    """A `KernelTimer` for jax's splash kernels; it knows no other kernel.
+    """A `KernelTimer` for jax's splash kernels only.
 
     Attributes:
-        counter: Counts the blocks that a kernel visits, where its tables are in the program.
+        counter: Counts the visited blocks, if the kernel's tables are in the program.
     """
 
     machine: Machine
@@ -29,11 +29,11 @@ class SplashTimer:
 
     @staticmethod
     def knows(kernel: Instruction) -> bool:
-        """Whether `kernel` is one of them."""
+        """Whether `kernel` is a splash kernel."""
         return _splash_name(kernel) is not None
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call, or None when `kernel` is not a splash kernel."""
+        """Return the seconds of one call, or None if `kernel` is not a splash kernel."""
         found = _splash_name(kernel)
         if found is None:
             return None
@@ -59,7 +59,7 @@ class SplashTimer:
         return at_peak * max(1.0, in_a_step)
 
     def over_measured(self, kind: str) -> float:
-        """How much longer the kernel takes than tokamax's, of which the shares were measured."""
+        """Return the kernel's time over that of tokamax's, on which the shares were measured."""
         rates = self.machine.attention
         return rates.jax_over_tokamax_forward if kind == "fwd" else rates.jax_over_tokamax_backward
 
@@ -69,16 +69,17 @@ def _splash_name(kernel: Instruction) -> re.Match[str] | None:
 
 
 def _has_partial_dq(kernel: Instruction, queries: Shape) -> bool:
-    """A fused backward kernel also writes dq, once per block of keys."""
+    """Whether a fused backward kernel also writes dq, once per block of keys."""
     return any(shape.elements >= queries.elements for shape in kernel.shapes)
 
 
 def _visited_share(operands: list[Shape], queries: Shape, keys: Shape, *, by_keys: bool) -> float:
-    """The share of (query, key) blocks the kernel visits.
+    """Return the share of (query, key) blocks that the kernel visits.
 
     Its first operands tabulate the grid of blocks. A causal mask keeps the whole grid and skips
-    what is above the diagonal; a window shrinks the grid to what a block of queries sees, or in a
-    kernel that goes by keys, to what sees a block of keys. Blocks of both are taken as equal.
+    blocks above the diagonal. A window shrinks the grid to the key blocks in reach of a query
+    block; in a kernel that iterates over keys, to the query blocks in reach of a key block. Query
+    and key blocks are assumed to have equal size.
     """
     tables = [shape for shape in operands if shape.dtype in ("s8", "s32", "s16")]
     grid = next((shape.dims[-2:] for shape in tables if len(shape.dims) >= 3), None)
@@ -100,22 +101,22 @@ _GROUPED = re.compile(r"\bgrouped_matmul(_dlhs|_drhs)?(\.\d+)?(/pallas_call)?$")
 
 @dataclass(frozen=True)
 class RaggedDotTimer:
-    """A `KernelTimer` for the kernels that XLA makes of `jax.lax.ragged_dot`.
+    """A `KernelTimer` for the kernels that XLA generates for `jax.lax.ragged_dot`.
 
-    A tile of rows that two groups share is visited once for each, so there are as many visits as
-    tiles and one more for every further group. Every visit reads its rows once for each tile of
-    columns; weights stay while the group does, where one tile holds the whole sum.
+    A row tile that two groups share is visited once per group, so there are as many visits as
+    tiles, plus one per further group. Every visit reads its rows once per column tile. Weights stay
+    in VMEM during a group if one tile covers the whole contraction.
     """
 
     machine: Machine
 
     @staticmethod
     def knows(kernel: Instruction) -> bool:
-        """Whether `kernel` is one of them."""
+        """Whether `kernel` is a ragged dot."""
         return kernel.op_name.endswith(_METADATA) or bool(_TILING.search(kernel.attributes))
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call, or None when `kernel` is none of them."""
+        """Return the seconds of one call, or None if `kernel` is not a ragged dot."""
         if kernel.op_name.endswith(_METADATA):
             return self.machine.op_overhead_s  # a few hundred integers
         tiling = _TILING.search(kernel.attributes)
@@ -138,22 +139,22 @@ class RaggedDotTimer:
 
 @dataclass(frozen=True)
 class GroupedMatmulTimer:
-    """A `KernelTimer` for tpukit's grouped products and their gradients.
+    """A `KernelTimer` for tpukit's grouped matmuls and their gradients.
 
-    How often they run is decided by where tokens are routed, so nobody can follow them. They
-    state what they do with the tiles they visit, each further group sharing one, and take what
-    measured grouped kernels take for that.
+    The routing of tokens decides how often they run, so their bundles cannot be followed. They
+    state their costs for the tiles they visit, with one shared tile per further group, and are
+    timed at the rate of measured grouped kernels.
     """
 
     machine: Machine
 
     @staticmethod
     def knows(kernel: Instruction) -> bool:
-        """Whether `kernel` is one of them."""
+        """Whether `kernel` is a grouped matmul of tpukit."""
         return bool(_GROUPED.match(kernel.name) or _GROUPED.search(kernel.op_name))
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call, or None when `kernel` is none of them."""
+        """Return the seconds of one call, or None if `kernel` is no grouped matmul."""
         if not self.knows(kernel):
             return None
         share = self.machine.grouped_efficiency
@@ -162,12 +163,12 @@ class GroupedMatmulTimer:
 
 @dataclass(frozen=True)
 class StatedCostTimer:
-    """A `KernelTimer` for any kernel that states its FLOPs and bytes: it takes no less."""
+    """A `KernelTimer` for kernels that state their FLOPs and bytes, which give a lower bound."""
 
     machine: Machine
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call at the rates ops reach, or None when nothing is stated."""
+        """Return the seconds of one call at the rates of ops, or None without stated costs."""
         share = self.machine.matrix_efficiency
         return _stated_s(kernel, parent, self.machine, share_of_peak=share)
 
@@ -188,20 +189,20 @@ def _stated_s(
 
 
 def has_own_model(kernel: Instruction) -> bool:
-    """Whether a model made from measured kernels of its kind times it."""
+    """Whether a kernel has a model of its kind, fitted on measured kernels."""
     timers = (SplashTimer, RaggedDotTimer, GroupedMatmulTimer)
     return any(timer.knows(kernel) for timer in timers)
 
 
 @dataclass(frozen=True)
 class BundleTimer:
-    """A `KernelTimer` for kernels whose bundles were followed."""
+    """A `KernelTimer` for kernels with a bundle trace."""
 
     machine: Machine
     traces: Mapping[str, CallTrace]
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call at the rates of lone kernels, or None when it was not followed."""
+        """Return the seconds of one call at the rates of lone kernels, or None without a trace."""
         trace = self.traces.get(kernel.name)
         if trace is None:
             return None
@@ -212,13 +213,13 @@ class BundleTimer:
 
 @dataclass(frozen=True)
 class StepKernelTimer:
-    """A `KernelTimer` that asks one model after another.
+    """A `KernelTimer` that tries several models in turn.
 
     Attributes:
-        traces: What kernels do, by the name of their calls.
-        own: Models that are asked first, of kernels that those here do not know or take for others.
-        counter: Of what kernels multiply in this program.
-        by_stated_cost: Kernels no model knows, that were timed by the costs they state.
+        traces: Kernel traces, by the name of their calls.
+        own: The caller's models, which are tried first.
+        counter: Counts the FLOPs of this program's kernels.
+        by_stated_cost: Names of kernels without a model, timed by their stated costs.
     """
 
     machine: Machine
@@ -228,7 +229,7 @@ class StepKernelTimer:
     by_stated_cost: list[str] = field(default_factory=list[str])
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call, or None when nothing is known of it."""
+        """Return the seconds of one call, or None if no model covers the kernel."""
         for timer in (
             *self.own,
             SplashTimer(self.machine, self.counter),

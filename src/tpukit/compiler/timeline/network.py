@@ -1,4 +1,4 @@
-"""How long a collective takes: on the torus by the links it spans, between slices over DCN."""
+"""Time collectives: on the torus by the links they span, between slices over the DCN."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _SLICES = re.compile(r'_xla_megascale_target="\{([\d,]*)\}')
 
 @dataclass(frozen=True)
 class LinkUse:
-    """A collective's time, the lanes of the network it fills meanwhile, and the axes of those."""
+    """A collective's time, the network lanes it occupies, and their torus axes."""
 
     seconds: float
     lanes: frozenset[str]
@@ -26,7 +26,7 @@ class LinkUse:
 
     @property
     def track(self) -> str:
-        """What a timeline calls the links it uses, e.g. "ici x" or "ici xy"."""
+        """The timeline's name for the links it uses, e.g. "ici x" or "ici xy"."""
         return f"ici {self.axes}".strip()
 
 
@@ -35,8 +35,8 @@ class Network:
     """The links between the devices of one program.
 
     Attributes:
-        coordinates: Place on the torus of each device, in the program's order; the devices of
-            one chip share theirs.
+        coordinates: Torus coordinates of each device, in the program's order; the devices of one
+            chip have the same.
         slices: Slice number of each device.
     """
 
@@ -48,14 +48,14 @@ class Network:
     )
 
     def transfer(self, collective: Collective) -> LinkUse:
-        """Time of `collective` if nothing else used the network."""
+        """Return the time of `collective` on an idle network."""
         if collective.kind == "collective-permute":
             return self._permute(collective)
         group = collective.groups[0] if collective.groups else ()
         if max(group, default=0) >= len(self.coordinates):
             raise XLACompilationError(
                 f"{collective.name} names device {max(group)} of a program of "
-                f"{len(self.coordinates)} devices; program and slice do not belong together."
+                f"{len(self.coordinates)} devices; use the slice that the program was compiled for."
             )
         if len(group) < 2:
             return LinkUse(0.0, frozenset())
@@ -84,16 +84,17 @@ class Network:
         return LinkUse(seconds + latency, lanes, axes)
 
     def _reduce_s(self, size: int, extents: dict[int, int]) -> float:
-        """Time to reduce and scatter, over one axis after another, each with what is left.
+        """Return the time to reduce-scatter over one axis after another, each on what is left.
 
-        Published profiles of qwen3-8b on v6e-8 have 143 to 161 ms for the 13.9 GB of a step that
-        it reduces so; this gives 135, and both axes at once would take 68. The sum of 0.606 GB over
-        a v6e-256 was published at 236 GB/s (AI-Hypercomputer/tpu-recipes, microbenchmarks): reduced
-        so and gathered over both axes at once it comes to 239, with both halves over both to 357.
+        Published profiles of qwen3-8b on v6e-8 take 143 to 161 ms for the 13.9 GB that a step
+        reduces this way. This function gives 135; both axes at once would give 68. The sum of 0.606
+        GB over a v6e-256 was published at 236 GB/s (AI-Hypercomputer/tpu-recipes, microbenchmarks).
+        Reducing this way and gathering over both axes at once gives 239; both phases over both axes
+        give 357.
 
-        Recipes for TPU7x ask for reductions in several dimensions. Of three published steps that
-        have them, and are predicted without them at 1.11, 1.06 and 1.01 of what they took, all axes
-        at once give 0.94, 1.02 and 0.99 (deepseek3-671b, gpt-oss-120b, gemma4-31b).
+        Recipes for TPU7x request reductions over several dimensions. Three published steps with
+        them are predicted at 1.11, 1.06 and 1.01 of their time without them, and at 0.94, 1.02 and
+        0.99 with all axes at once (deepseek3-671b, gpt-oss-120b, gemma4-31b).
         """
         rates = {axis: self._axis_rate(axis, extent) for axis, extent in extents.items()}
         if self.machine.reduces_at_once:
@@ -106,13 +107,13 @@ class Network:
         return seconds
 
     def _extents(self, chips: set[Coordinate]) -> dict[int, int]:
-        """How many places the chips take along each axis, where more than one."""
+        """Return the extent of the chips along each axis where it is more than one."""
         dims = len(next(iter(chips)))
         counts = {axis: len({chip[axis] for chip in chips}) for axis in range(dims)}
         return {axis: count for axis, count in counts.items() if count > 1}
 
     def _axis_rate(self, axis: int, extent: int) -> float:
-        """Bytes a second a device takes in along an axis: from both sides of a ring, else one."""
+        """Return the bytes per second that a device receives along an axis; a ring has two ways."""
         return self.machine.ici_bytes_per_s * (2 if self._is_ring(axis, extent) else 1)
 
     def _hops(self, axis: int, extent: int) -> int:
@@ -131,12 +132,12 @@ class Network:
         return LinkUse(seconds + latency, lanes, axes)
 
     def _goes_up(self, collective: Collective) -> bool:
-        """Whether most pairs go to a higher device number: the two ways round use other links."""
+        """Whether most pairs go to a higher device number, as each direction has its own links."""
         up = sum(target > source for source, target in collective.groups)
         return 2 * up >= len(collective.groups)
 
     def _route(self, pairs: tuple[tuple[int, ...], ...]) -> tuple[int, int, str]:
-        """The most pairs that share one link, the longest way and its axes, axis by axis."""
+        """Return the most pairs on one link, and the longest route with its axes, axis by axis."""
         if pairs not in self._routes:
             links: Counter[tuple[int, Coordinate, Coordinate]] = Counter()
             longest = 0
@@ -179,10 +180,10 @@ class SliceExchange:
     The compiler writes it as a send and a receive with the same rendezvous; the hosts do the rest.
 
     Attributes:
-        name: The rendezvous.
-        kind: As the compiler calls it, e.g. "ALL_REDUCE".
-        slices: How many take part.
-        sent_bytes: What the device hands to its host.
+        name: Name of the rendezvous.
+        kind: The compiler's name, e.g. "ALL_REDUCE".
+        slices: Number of participating slices.
+        sent_bytes: Bytes that the device sends to its host.
     """
 
     name: str
@@ -192,7 +193,7 @@ class SliceExchange:
 
     @classmethod
     def of(cls, instruction: Instruction) -> "SliceExchange":
-        """Read a `send` or `recv`; one that names no collective is a plain message."""
+        """Parse a `send` or `recv`; one without a collective is a plain message."""
         rendezvous, kind, slices = (
             pattern.search(instruction.attributes) for pattern in (_RENDEZVOUS, _KIND, _SLICES)
         )
@@ -205,10 +206,10 @@ class SliceExchange:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that leave the device's share of its host's network card, and come in.
+        """Bytes that leave and enter the device's share of its host's network card.
 
-        No algorithm needs fewer: a reduced array is scattered and gathered once each, a gathered
-        one arrives from every other slice.
+        No algorithm needs fewer: a reduced array is scattered and gathered once each, and a
+        gathered one arrives from every other slice.
         """
         others = self.slices - 1
         match self.kind:
@@ -222,12 +223,12 @@ class SliceExchange:
                 return float(self.sent_bytes)
 
     def seconds(self, machine: Machine) -> float:
-        """Time on an idle network."""
+        """Return the time on an idle network."""
         return self.wire_bytes / machine.dcn_bytes_per_s
 
 
 def waiting_share(slices: int, *, per_doubling: float) -> float:
-    """How much longer a step takes because slices wait for the slowest of them at every exchange.
+    """Return the share by which slices lengthen a step by waiting for the slowest of them.
 
     Delays of machines have long tails, and the longest of n such delays grows with log n.
     """

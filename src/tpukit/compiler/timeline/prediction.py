@@ -1,4 +1,4 @@
-"""The predicted step: how long, why, and how sure we are."""
+"""The predicted step: its duration, the causes, and the uncertainty."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from ...hardware import Figure, Slice, mfu_convention, model_flop_utilization, peak_of_products
 from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName
-from ...hardware.scored_steps import ScoredSteps
+from ...hardware.rates import ScoredSteps
 from ...hardware.utilization import COUNTED_BY_MODEL
 from ...shown import Shown
 from ..bundles import CallTrace
@@ -16,8 +16,7 @@ from ..program_flops import KernelCounter, program_flops
 from .kernels import StepKernelTimer
 from .machine import Machine
 from .network import Coordinate, Network, waiting_share
-from .simulate import KernelTimer, Simulation
-from .simulation_state import CAUSES, TrackSpan
+from .simulate import CAUSES, KernelTimer, Simulation, TrackSpan
 
 _MEANING = {
     "matrix": "bound by the matrix unit",
@@ -44,7 +43,7 @@ class OpTime:
     op_name: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the op as plain data."""
         return dict(vars(self))
 
 
@@ -55,14 +54,14 @@ class StepPrediction(Shown):
     Attributes:
         step_time_s: The most likely time.
         low_s: Nine of ten steps are expected to take at least this long.
-        high_s: And at most this long.
+        high_s: Nine of ten steps are expected to take at most this long.
         seconds_by_cause: Where the time goes; the parts add up to the step.
-        transfer_s: Whole length of asynchronous transfers by kind, hidden or not.
-        hardware_flops: What one device computes, kernels and recomputation included.
-        spans: What runs when, for a timeline; a loop's body is shown once.
-        caveats: What the model could not see; empty when it saw everything.
-        product_formats: Of the operands of its products.
-        examples_per_step: Of a batch that is not made of tokens; else None.
+        transfer_s: Total duration of asynchronous transfers by kind, hidden or not.
+        hardware_flops: FLOPs of one device, including kernels and recomputation.
+        spans: The ops with their times, for a timeline; a loop's body appears once.
+        caveats: Parts that the model does not cover.
+        product_formats: Number formats of its matmul operands.
+        examples_per_step: Examples in a batch that does not consist of tokens; else None.
         flops_counted: How `model_flops` were counted.
     """
 
@@ -83,21 +82,21 @@ class StepPrediction(Shown):
 
     @property
     def tokens_per_s_per_chip(self) -> float | None:
-        """Throughput, when the batch is made of tokens."""
+        """Throughput, if the batch consists of tokens."""
         if self.tokens_per_step is None:
             return None
         return self.tokens_per_step / self.step_time_s / self.slice.chips
 
     @property
     def examples_per_s_per_chip(self) -> float | None:
-        """Throughput, when the batch is not made of tokens."""
+        """Throughput, if the batch does not consist of tokens."""
         if self.examples_per_step is None:
             return None
         return self.examples_per_step / self.step_time_s / self.slice.chips
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization; `mfu_convention` says how FLOPs are counted."""
+        """Model FLOP utilization; `mfu_convention` describes how FLOPs are counted."""
         peak = self.slice.peak_tflops(self.mfu_peak).value
         return model_flop_utilization(self.model_flops, self.step_time_s, peak)
 
@@ -107,7 +106,7 @@ class StepPrediction(Shown):
         return peak_of_products(self.slice.chip, self.product_formats)
 
     def top_ops(self, most: int = 10) -> list[OpTime]:
-        """The ops that take the most core time, the heaviest first."""
+        """Return the ops with the most core time, the heaviest first."""
         heaviest = sorted(
             (span for span in self.spans if span.track == "core" and span.cause != "loop"),
             key=lambda span: -span.duration_s * span.times,
@@ -126,7 +125,7 @@ class StepPrediction(Shown):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure as plain data; spans are left to the trace file."""
+        """Return every figure as plain data; spans are only in the trace file."""
         return {
             "origin": "model",
             "step_time_s": self.step_time_s,
@@ -145,7 +144,6 @@ class StepPrediction(Shown):
         }
 
     def __rich__(self) -> Any:
-        """The step in one line, then where its time goes as bars, then the heaviest ops."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -186,17 +184,17 @@ def predict_step(
     tokens_per_step: int | None = None,
     model_flops: float | None = None,
 ) -> StepPrediction:
-    """Predict how long one step of a scheduled program takes on `target`.
+    """Predict the duration of one step of a scheduled program on `target`.
 
     Args:
         module: The scheduled program.
         target: The slice it was compiled for.
-        coordinates: Place on the torus of each device, in the program's order.
+        coordinates: Torus coordinates of each device, in the program's order.
         slice_of_device: Slice number of each device.
         machine: The rates of a device; by default those of the catalog and `hardware.rates`.
         kernel_timer: Times Pallas kernels; by default `StepKernelTimer`.
-        kernel_traces: What kernels do, by the name of their calls, for that default.
-        tokens_per_step: For tokens per second.
+        kernel_traces: Kernel traces by the name of their calls, for that default.
+        tokens_per_step: Tokens per step, for tokens per second.
         model_flops: FLOPs of the model in one step over all devices, for MFU.
     """
     machine = machine or Machine.of(target)

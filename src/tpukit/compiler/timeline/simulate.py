@@ -1,11 +1,13 @@
-"""Walk a scheduled program as the chip would run it: one core, and engines beside it.
+"""Simulate a scheduled program on one core with its copy engines and links.
 
-The core issues instructions in order. Copies between HBM and VMEM drain in the background with
-whatever HBM bandwidth the running op leaves over; collectives and host transfers run on their
-own links; a "done" waits for what is not finished. A loop's body is simulated once.
+The core issues instructions in order. Copies between HBM and VMEM drain in the background with the
+HBM bandwidth that the running op leaves over. Collectives and host transfers run on their own
+links. A "done" waits for what is not finished. A loop's body is simulated once.
 """
 
-from typing import Protocol
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ..hlo import (
     Collective,
@@ -18,23 +20,169 @@ from ..hlo import (
 from ..hlo.collectives import kind_of
 from ..hlo.shape import HBM, HOST
 from ..program_flops import KernelCounter
+from .machine import FREE, Machine, OpWork, work_of
 from .network import Network, SliceExchange
-from .simulation_state import Frame, SpanCollector, TrackSpan
-from .work import FREE, OpWork, work_of
+
+# Why the core was busy or waited. Order is the order of reports.
+CAUSES = ("matrix", "hbm", "vector", "kernel", "ici", "dcn", "host", "overhead")
+
+
+@dataclass
+class Engine:
+    """A queue of bytes that drains at a rate while the core does something else."""
+
+    bytes_per_s: float
+    queue: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+
+    def drain(self, seconds: float) -> None:
+        """Let the engine work for a while."""
+        budget = seconds * self.bytes_per_s
+        while self.queue and budget > 0:
+            name, left = self.queue[0]
+            if left > budget:
+                self.queue[0] = (name, left - budget)
+                return
+            budget -= left
+            self.queue.pop(0)
+
+    def seconds_until(self, name: str) -> float:
+        """Return the time until `name` is finished, if nothing else slows the engine."""
+        waiting = 0.0
+        for queued, left in self.queue:
+            waiting += left
+            if queued == name:
+                return waiting / self.bytes_per_s
+        return 0.0
+
+
+@dataclass
+class Frame:
+    """The state of a computation while it runs: its clock, its engines and its pending ops.
+
+    Attributes:
+        times: Runs per step, including enclosing loops.
+        offset: Start of its first run.
+        lanes: Time at which each network lane is free again.
+        pending: Started ops that were not awaited: their engine, or their network and end.
+        alias: Other names of a started op, through tuples and updates.
+    """
+
+    machine: Machine
+    computation: Computation
+    times: int
+    offset: float
+    now: float = 0.0
+    lanes: dict[str, float] = field(default_factory=dict[str, float])
+    pending: dict[str, tuple[str, float | None]] = field(
+        default_factory=dict[str, tuple[str, float | None]]
+    )
+    alias: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        hbm_rate = self.machine.hbm_bytes_per_s * self.machine.hbm_efficiency
+        host_rate = self.machine.host_bytes_per_s
+        self.engines = {
+            "hbm": Engine(hbm_rate),
+            "to host": Engine(host_rate),  # PCIe carries both ways at once
+            "from host": Engine(host_rate),
+        }
+
+    def advance(self, seconds: float, *, hbm_s: float = 0.0) -> None:
+        """Let time pass on the core, which itself uses HBM for `hbm_s` of it."""
+        self.now += seconds
+        for name, engine in self.engines.items():
+            engine.drain(max(0.0, seconds - hbm_s) if name == "hbm" else seconds)
+
+    def enqueue(self, engine: str, name: str, amount: float) -> float:
+        """Start a copy of `amount` bytes; return its duration on an idle engine."""
+        self.engines[engine].queue.append((name, amount))
+        self.pending[name] = (engine, None)
+        return amount / self.engines[engine].bytes_per_s
+
+    def occupy(self, network: str, name: str, lanes: frozenset[str], seconds: float) -> float:
+        """Start a transfer once its lanes are free; return when it begins."""
+        begin = self.free_at(lanes)
+        self.lanes.update(dict.fromkeys(lanes, begin + seconds))
+        self.pending[name] = (network, begin + seconds)
+        return begin
+
+    def free_at(self, lanes: frozenset[str]) -> float:
+        """Return when all of `lanes` are free, at the earliest now."""
+        return max([self.now, *(self.lanes.get(lane, 0.0) for lane in lanes)])
+
+    def finish(self, name: str) -> tuple[str, float]:
+        """Return the engine or network of a pending op and its remaining time, and forget it."""
+        waited_on, finish = self.pending.pop(name)
+        if finish is None:
+            return waited_on, self.engines[waited_on].seconds_until(name)
+        return waited_on, max(0.0, finish - self.now)
+
+    def source(self, name: str) -> str:
+        """Return the started op that a name refers to."""
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+
+@dataclass(frozen=True)
+class TrackSpan:
+    """One op on one track, from the first time it runs.
+
+    Attributes:
+        track: "core", "hbm", "ici x" (the axes it uses), "dcn", "host".
+        cause: What bounds it, one of `CAUSES`, or "loop".
+        times: Runs per step, including enclosing loops.
+    """
+
+    track: str
+    name: str
+    start_s: float
+    duration_s: float
+    cause: str
+    op_name: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0
+    times: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the span as plain data."""
+        return dict(vars(self))
+
+
+@dataclass
+class SpanCollector:
+    """Collects spans and sums seconds by cause while a simulation runs."""
+
+    spans: list[TrackSpan] = field(default_factory=list[TrackSpan])
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    hidden_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    formats: set[str] = field(default_factory=set[str])
+    unknown_loops: list[str] = field(default_factory=list[str])
+    unknown_kernels: list[str] = field(default_factory=list[str])
+
+    def charge(self, cause: str, seconds: float, times: int) -> None:
+        """Add core time (work or waiting) to a cause."""
+        if seconds > 0:
+            self.seconds[cause] += seconds * times
+
+    def overlap(self, cause: str, seconds: float, times: int) -> None:
+        """Add the total duration of an asynchronous op, hidden or not."""
+        self.hidden_s[cause] += seconds * times
+
 
 _STAND_FOR_OPERAND = ("get-tuple-element", "bitcast")
 
 
 class KernelTimer(Protocol):
-    """Knows how long a Pallas kernel runs; None when it does not."""
+    """Returns the duration of a Pallas kernel, or None if it cannot."""
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
-        """Seconds of one call."""
+        """Return the seconds of one call."""
         ...
 
 
 class Simulation:
-    """One run of a program on a machine; `ledger` holds what happened."""
+    """One run of a program on a machine; `ledger` has the events."""
 
     def __init__(
         self,
@@ -62,7 +210,7 @@ class Simulation:
         )
 
     def run(self) -> float:
-        """The time of one step."""
+        """Return the time of one step."""
         return self._computation(self.module.entry, times=1, offset=0.0)
 
     def _computation(self, computation: Computation, *, times: int, offset: float) -> float:
@@ -99,7 +247,7 @@ class Simulation:
         return True
 
     def _branch(self, instruction: Instruction, frame: Frame) -> bool:
-        """The longest branch: devices take different ones, and the others wait for the slowest."""
+        """Run the longest branch: devices take different ones, and all wait for the slowest."""
         if instruction.opcode != "conditional":
             return False
 
@@ -131,7 +279,7 @@ class Simulation:
         return True
 
     def _send_off(self, instruction: Instruction, collective: Collective, frame: Frame) -> None:
-        """Start a collective that runs beside the core."""
+        """Start a collective that runs in parallel to the core."""
         transfer = self.network.transfer(collective)
         begin = frame.occupy("ici", instruction.name, transfer.lanes, transfer.seconds)
         self.ledger.overlap("ici", transfer.seconds, frame.times)
@@ -141,7 +289,7 @@ class Simulation:
         )  # fmt: skip
 
     def _between_slices(self, instruction: Instruction, frame: Frame) -> None:
-        """A send starts the exchange; its receive, posted whenever, is filled when that ends."""
+        """Handle a send, which starts the exchange, or its receive, which ends with it."""
         exchange = SliceExchange.of(instruction)
         if instruction.opcode == "recv":
             frame.alias[instruction.name] = exchange.name
@@ -156,7 +304,7 @@ class Simulation:
         )  # fmt: skip
 
     def _copy(self, instruction: Instruction, frame: Frame) -> None:
-        """An asynchronous copy or slice: between HBM and VMEM, or over the host link."""
+        """Handle an asynchronous copy or slice, between HBM and VMEM or over the host link."""
         shapes = [shape for shape in instruction.shapes if shape.elements > 1]
         spaces = {shape.memory_space for shape in shapes}
         # Source and target are both listed; a slice moves the smaller of them.
@@ -172,7 +320,7 @@ class Simulation:
         self._span(cause, instruction, frame, frame.now, seconds, cause, moved=moved)
 
     def _target_space(self, instruction: Instruction) -> int:
-        """Memory that an asynchronous copy or slice writes to."""
+        """Return the memory that an asynchronous copy or slice writes to."""
         called = self.module.called_by(instruction)
         target = called[0].root if called else instruction
         return target.shapes[0].memory_space
@@ -188,7 +336,7 @@ class Simulation:
         return True
 
     def _await(self, name: str, instruction: Instruction, frame: Frame) -> None:
-        """Let the core wait until what was started as `name` is finished."""
+        """Let the core wait until the op started as `name` is finished."""
         if name not in frame.pending:
             return
         waited_on, wait = frame.finish(name)
@@ -199,7 +347,7 @@ class Simulation:
             frame.advance(wait)
 
     def _cut_collective(self, instruction: Instruction, frame: Frame) -> bool:
-        """A collective cut into start, carrier and done fusions; carriers compute meanwhile."""
+        """Handle a collective split into start, carrier and done fusions; carriers compute."""
         if instruction.opcode != "fusion":
             return False
         marks = {
@@ -226,7 +374,7 @@ class Simulation:
         return False
 
     def _collective(self, instruction: Instruction, frame: Frame) -> bool:
-        """A collective the core waits for, alone or fused with products it overlaps."""
+        """Handle a collective that the core waits for, alone or fused with matmuls."""
         collective = find_collective(instruction, frame.computation, self.module)
         if collective is None:
             return False
@@ -265,7 +413,7 @@ class Simulation:
         return True
 
     def _op(self, instruction: Instruction, frame: Frame) -> None:
-        """Anything else: bound by whichever of its needs takes longest."""
+        """Handle any other op: its slowest resource decides its time."""
         work = work_of(instruction, frame.computation, self.module)
         needs = {
             "matrix": self.machine.matrix_s(work.products),

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...hardware.missing import Measured, Missing, plain
+from ...records.metrics import RunTailReader, current_measurements, newest_run
+from ...records.names import METRICS_FILE, MFU, STEP, STEP_TIME
 from ...shown import Shown
 
 
@@ -108,3 +111,62 @@ class MemoryConfig(Mapping[str, Any]):
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
         return dict(self)
+
+
+NOTHING = "nothing was measured: no monitor runs and there is no run under runs/; give run_dir"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """Figures of a run, medians over its last steps.
+
+    Attributes:
+        utilization: Model FLOPs over the peak (MFU).
+        samples_per_s: Sequences a second, of all chips together.
+        source: Which run or monitor they are from.
+    """
+
+    utilization: Measured
+    samples_per_s: Measured
+    source: str
+
+
+def measured_figures(run_dir: str | Path | None = None) -> RunFigures:
+    """Return the figures of a run: the one given, else the monitored one, else the newest."""
+    if run_dir is not None:
+        return _of_run(Path(run_dir))
+    monitored = current_measurements() or {}
+    mfu, samples = monitored.get(MFU), monitored.get("samples_per_s")
+    if isinstance(mfu, float) or isinstance(samples, float):
+        lacking = Missing("the running monitor does not measure it")
+        return RunFigures(
+            utilization=lacking if mfu is None else mfu,
+            samples_per_s=lacking if samples is None else samples,
+            source="the running monitor",
+        )
+    newest = newest_run()
+    if newest is not None:
+        return _of_run(newest)
+    return RunFigures(utilization=Missing(NOTHING), samples_per_s=Missing(NOTHING), source="")
+
+
+def _of_run(path: Path) -> RunFigures:
+    try:
+        tail = RunTailReader(path).read()
+        reason = f"{path} has completed no step yet"
+    except OSError as error:
+        tail, reason = None, f"{path / METRICS_FILE} cannot be read ({error.strerror})"
+    if tail is None:
+        return RunFigures(utilization=Missing(reason), samples_per_s=Missing(reason), source="")
+    mfu, step_s = tail.median(MFU), tail.median(STEP_TIME)
+    count, last = len(tail.records), tail.record.get(STEP)
+    source = f"{path}, " + (f"the {count} steps to step {last}" if count > 1 else f"step {last}")
+    return RunFigures(
+        utilization=Missing(f"{path} records no MFU: no peak or no FLOPs are known for it")
+        if mfu is None
+        else mfu,
+        samples_per_s=Missing(f"run.json of {path} does not say how many sequences a step has")
+        if tail.batch_size is None or not step_s
+        else tail.batch_size / step_s,
+        source=source,
+    )

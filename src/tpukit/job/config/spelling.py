@@ -1,7 +1,7 @@
-"""`TPUConfig` and `Job` as two spellings of the same values.
+"""Conversion between `TPUConfig` and `Job`, which name the same values differently.
 
 Sections `compile`, `observe` and `launch` and the memory limits have the same names in both. The
-rest is said differently: chips as `tpu_version`, `num_chips` and `topology` or as `on: v6e-64`;
+other names differ: chips as `tpu_version`, `num_chips` and `topology` or as `on: v6e-64`;
 recomputation as switches or as `remat`; formats as `precision` and `fp32_params` or as
 `train.precision` and `train.param_dtype`.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
+from ...models.remat.policy import FULL, MINIMAL
 from ..document import Document
-from ..keys import unknown_key
 from ..sections import (
     CompileSettings,
     Hardware,
@@ -21,23 +21,24 @@ from ..sections import (
     ObserveSettings,
     Precision,
 )
+from ..settings import unknown_key
 from .tpu import TPUConfig
 
 if TYPE_CHECKING:
     from ..job import Job
 
-# `launch` has more settings in a job: who provides a pod is no matter of a configuration.
+# `launch` has more settings in a job; a configuration has no provider.
 _SECTIONS = {"compile": CompileSettings, "observe": ObserveSettings, "launch": LaunchSettings}
 _CHIPS = tuple(name for name in Hardware.model_fields if name != "mesh_shape")
 _REMAT = ("memory_optimization", "enable_rematerialization", "gradient_checkpointing")
 _FORMATS = tuple(Precision.model_fields)
-# What a job and a configuration call by the same name at the top.
+# Fields with the same name in a job and a configuration.
 _SAME_NAME = tuple(Limits.model_fields)
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """A value of a job, and the fields of a configuration that it was said with."""
+    """A value of a job, and the fields of the configuration that it comes from."""
 
     path: str
     value: Any
@@ -45,17 +46,17 @@ class Spelled:
 
 
 def spell_as_job(config: TPUConfig) -> Iterable[Spelled]:
-    """Yield what a configuration states, as values of a job."""
-    said = config.model_fields_set
+    """Yield the values that a configuration states, as values of a job."""
+    stated = config.model_fields_set
     for section, kind in _SECTIONS.items():
         for name in kind.model_fields:
-            if name in said:
+            if name in stated:
                 value = config.model_dump(mode="json", include={name})[name]
                 yield Spelled(f"{section}.{name}", value, (name,))
     for name in _SAME_NAME:
-        if name in said:
+        if name in stated:
             yield Spelled(name, getattr(config, name), (name,))
-    chips = tuple(name for name in _CHIPS if name in said)
+    chips = tuple(name for name in _CHIPS if name in stated)
     if chips and config.slice is not None:
         yield Spelled("on", str(config.slice), chips)
     if config.mesh_shape is not None:
@@ -65,11 +66,11 @@ def spell_as_job(config: TPUConfig) -> Iterable[Spelled]:
     if config.batch_size_per_chip is not None and config.slice is not None:
         examples = config.batch_size_per_chip * config.slice.chips
         yield Spelled("batch_size", examples, ("batch_size_per_chip",))
-    asked = tuple(name for name in _REMAT if name in said)
+    switches = tuple(name for name in _REMAT if name in stated)
     remat = config.get_remat()
     if remat is not None:
-        yield Spelled("remat", remat, asked)
-    formats = tuple(name for name in _FORMATS if name in said)
+        yield Spelled("remat", remat, switches)
+    formats = tuple(name for name in _FORMATS if name in stated)
     if formats:
         memory = config.get_memory_config()
         precision = config.compute_dtype or {"mixed": "bfloat16"}.get(
@@ -105,7 +106,7 @@ def config_of(job: "Job") -> TPUConfig:
         if job.batch_size is not None and job.batch_size % where.chips == 0:
             values["batch_size_per_chip"] = job.batch_size // where.chips
             origins["batch_size_per_chip"] = job.origin_of("batch_size")
-    switch = {"full": "gradient_checkpointing", "minimal": "enable_rematerialization"}
+    switch = {FULL: "gradient_checkpointing", MINIMAL: "enable_rematerialization"}
     if job.remat in switch:
         values[switch[job.remat]], origins[switch[job.remat]] = True, job.origin_of("remat")
     for name, path in (("precision", "train.precision"), ("param_dtype", "train.param_dtype")):
@@ -117,17 +118,17 @@ def config_of(job: "Job") -> TPUConfig:
 
 
 def settle_config_names(document: Document, known: Iterable[str]) -> None:
-    """Put what a document says in a configuration's names to where a job has it.
+    """Replace names of `TPUConfig` in a document by those of `Job`, in place.
 
     Raises:
-        ConfigError: A key is neither a job's nor a configuration's, or two spellings disagree.
+        ConfigError: A key belongs to neither, or both names of one value are set differently.
     """
     known = frozenset(known)
     foreign = [path for path in document.values if path not in known]
     for path in foreign:
         if path not in TPUConfig.model_fields and path != "model_changes":
             raise unknown_key(path, known | document.sections, where=document.origins[path].place)
-    # Limits have one name in both spellings, and are needed to check a configuration as a whole.
+    # Validating a configuration needs its limits too.
     spelled = document.take(set(foreign) & set(TPUConfig.model_fields))
     if not spelled.values:
         return
@@ -142,10 +143,10 @@ def settle_config_names(document: Document, known: Iterable[str]) -> None:
         raise spelled.explain(error) from None
     if config.batch_size_per_chip is not None and config.slice is None:
         raise ConfigError(
-            f"batch_size_per_chip={config.batch_size_per_chip} needs to know how many chips; "
-            "name the slice (on: v6e-8), or give batch_size over all chips."
+            f"batch_size_per_chip={config.batch_size_per_chip} needs the number of chips; name "
+            "the slice (on: v6e-8), or give batch_size over all chips."
         )
-    for one in spell_as_job(config):
-        origins = [spelled.origins[name] for name in one.fields if name in spelled.origins]
+    for value in spell_as_job(config):
+        origins = [spelled.origins[name] for name in value.fields if name in spelled.origins]
         if origins:
-            document.settle(one.path, one.value, origins[-1])
+            document.settle(value.path, value.value, origins[-1])

@@ -13,11 +13,11 @@ from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
 from ...hardware.formats import parse_format
 from ...hardware.missing import Missing
+from ...models.remat.policy import FULL, MINIMAL, NONE
 from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin
-from ..keys import unknown_key
 from ..sections import (
     CloudSettings,
     Communication,
@@ -28,10 +28,9 @@ from ..sections import (
     ObserveSettings,
     Precision,
 )
-from ..settings import Settings
-from .measured import measured_figures
+from ..settings import Settings, unknown_key
 from .presets import preset_values
-from .results import MemoryConfig, PerformanceMetrics
+from .results import MemoryConfig, PerformanceMetrics, measured_figures
 
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
@@ -297,9 +296,9 @@ class TPUConfig(
     def get_remat(self) -> str | None:
         """Return what the backward pass recomputes, as `Job.remat`; None where nothing says."""
         if self.gradient_checkpointing or self.memory_optimization == "aggressive":
-            return "full"
+            return FULL
         if self.enable_rematerialization:
-            return "minimal"
+            return MINIMAL
         refused = (
             self.memory_optimization == "none"
             or {
@@ -308,11 +307,11 @@ class TPUConfig(
             }
             & self.model_fields_set
         )
-        return "none" if refused else None
+        return NONE if refused else None
 
     def detect_hotspots(self, load: "ArrayLike") -> list[tuple[int, ...]]:
         """Return the index of every device whose load is above `scaling_config.load_threshold`."""
-        from ...parallel.rebalancing.hotspots import detect_hotspots
+        from ...parallel.rebalancing import detect_hotspots
 
         return detect_hotspots(load, threshold=self.scaling_config.load_threshold)
 
@@ -328,7 +327,7 @@ class TPUConfig(
         """
         if load is None:
             return self.get_sharding_spec((1, 1), axis_names)
-        from ...parallel.rebalancing.hotspots import optimize_sharding
+        from ...parallel.rebalancing import optimize_sharding
 
         threshold = self.scaling_config.load_threshold
         return optimize_sharding(load, axis_names=axis_names, threshold=threshold).spec
@@ -360,7 +359,7 @@ class TPUConfig(
         report = configure_tpu_environment(
             environment=target, platform=platform, allocator="platform", preallocate=False
         )
-        from .flag_variables import set_flags
+        from ..compiler_flags import set_flags
 
         changes = set_flags(self, target, jax_state=report.jax_state)
         return dataclasses.replace(report, changes=(*report.changes, *changes))

@@ -1,4 +1,4 @@
-"""Tuned blocks: read from JSON beside each op or of the user's own, by generation and shapes."""
+"""Tuned blocks: read by generation and shape from JSON beside each op or from the user's folder."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from ..registry.registry import get_tpu_op
 from .vmem import check_vmem
 
 Sizes = TypeVar("Sizes", bound=BlockSizes)
-# The folders that come before what is shipped: none, or the one of `use_tuned_blocks`.
+# Folders that come before the shipped ones: none, or that of `use_tuned_blocks`.
 _own: list[Path] = []
 
 
@@ -25,13 +25,13 @@ class TunedEntry:
     """The best blocks found for one bucket of shapes on one generation.
 
     Attributes:
-        bucket: What `Op.bucket` says of the shapes.
+        bucket: The key from `Op.bucket`.
         blocks: The sizes by name.
-        time_us: Of the forward pass of the shape tuned for, with these blocks.
-        default_us: With the blocks taken without tuning; None where those were refused.
+        time_us: Time of the forward pass at the tuned shape, with these blocks.
+        default_us: Time with the default blocks; None where the compiler refused those.
         tried: How many choices were timed or refused by the compiler.
-        origin: Where `time_us` comes from: "measured" or "model".
-        versions: Of the tools that found it.
+        origin: Origin of `time_us`: "measured" or "model".
+        versions: Versions of the tools that found it.
     """
 
     bucket: str
@@ -43,15 +43,15 @@ class TunedEntry:
     tried: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as the data file stores it."""
+        """Return the entry as the data file stores it."""
         return dataclasses.asdict(self)
 
 
 def blocks_for(op: str, case: KernelCase, given: Sizes | None) -> Sizes:
-    """The blocks one of tpukit's own kernels takes: those given, or what `choose_blocks` finds.
+    """Return the blocks for a built-in kernel: those given, or those of `choose_blocks`.
 
     Raises:
-        TPUKernelError: Those given do not fit in VMEM; the message names the largest that do.
+        TPUKernelError: The given blocks do not fit in VMEM; the message names the largest that do.
     """
     known = get_tpu_op(op)
     if given is None:
@@ -69,14 +69,14 @@ def choose_blocks(
     bucket: Callable[[KernelCase], str] = shape_bucket,
     folder: Path | None = None,
 ) -> Sizes:
-    """The blocks for a case on the generation being traced for: tuned ones, else the default.
+    """Return the blocks for a case on the target generation: tuned ones, else the default.
 
     Args:
-        op: The op's name, which is its folder's unless `folder` says otherwise.
-        case: The shapes at hand.
-        default_blocks: The op's own choice, given the case and the chip (None: not known).
+        op: The op's name, which is its folder's unless `folder` is given.
+        case: The shapes to choose for.
+        default_blocks: (case, chip or None) -> the op's default blocks.
         bucket: The op's own, as in `Op.bucket`.
-        folder: Where `<chip>.json` files lie; by default the user's own, then `data/` in the op's
+        folder: Folder of `<chip>.json` files; by default the user's, then `data/` in the op's
             folder.
     """
     chip = current_target()
@@ -84,33 +84,33 @@ def choose_blocks(
     if chip is None:
         return fallback
     folders = tuned_folders(op) if folder is None else [folder]
-    found = (load_tuned(place, chip).get(bucket(case)) for place in folders)
-    entry = next((one for one in found if one is not None), None)
+    entries = (load_tuned(place, chip).get(bucket(case)) for place in folders)
+    entry = next((entry for entry in entries if entry is not None), None)
     if entry is None:
         return fallback
     known = {field.name for field in dataclasses.fields(fallback)}
     if set(entry.blocks) != known:
         raise TPUKernelError(
             f"The tuned blocks of {op} on {chip} for {entry.bucket} name "
-            f"{', '.join(sorted(entry.blocks))}, and the kernel takes {', '.join(sorted(known))}; "
+            f"{', '.join(sorted(entry.blocks))}, but the kernel takes {', '.join(sorted(known))}; "
             "tune it again."
         )
     return dataclasses.replace(fallback, **entry.blocks)
 
 
 def data_folder(op: str) -> Path:
-    """Where the tuned blocks of one of tpukit's own ops lie."""
+    """Return the folder of a built-in op's tuned blocks."""
     return Path(__file__).parents[1] / "ops" / op / "data"
 
 
 def use_tuned_blocks(folder: str | Path | None) -> None:
-    """Let dispatch take the blocks that `tpukit kernel tune -o FOLDER` wrote, before its own.
+    """Use the blocks that `tpukit kernel tune -o FOLDER` wrote before those that tpukit ships.
 
-    It holds for what this process traces from now on; a program that was traced keeps its blocks.
+    This applies to programs that this process traces from now on.
 
     Args:
-        folder: It holds `OP/CHIP.json` files; ops and shapes that are not in them take what they
-            took before. None goes back to what is shipped.
+        folder: Folder of `OP/CHIP.json` files. Ops and shapes that are not in them keep their
+            blocks. None returns to the shipped ones.
 
     Raises:
         TPUKernelError: There is no such file in the folder, or one cannot be read.
@@ -132,16 +132,16 @@ def use_tuned_blocks(folder: str | Path | None) -> None:
 
 
 def tuned_folders(op: str) -> list[Path]:
-    """Where tuned blocks of an op are looked for: the user's own come first."""
+    """Return the folders to search for an op's tuned blocks, the user's first."""
     return [*(root / op for root in _own), data_folder(op)]
 
 
 @lru_cache(maxsize=128)
 def load_tuned(folder: Path, chip: str) -> Mapping[str, TunedEntry]:
-    """Every tuned entry of one op on one generation, by bucket; none when there is no file.
+    """Return every tuned entry of one op on one generation, by bucket; empty without a file.
 
     Raises:
-        TPUKernelError: The file is not what `save_tuned` writes.
+        TPUKernelError: The file is not one that `save_tuned` writes.
     """
     path = folder / f"{chip}.json"
     if not path.exists():
@@ -165,7 +165,7 @@ def load_tuned(folder: Path, chip: str) -> Mapping[str, TunedEntry]:
 
 
 def save_tuned(folder: Path, chip: str, entries: Mapping[str, TunedEntry]) -> Path:
-    """Write the entries of one op on one generation, in an order that makes small diffs."""
+    """Write the entries of one op on one generation, sorted for small diffs."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{chip}.json"
     ordered = [entries[bucket].to_dict() for bucket in sorted(entries)]

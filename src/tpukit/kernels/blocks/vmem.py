@@ -1,32 +1,34 @@
-"""How much of a core's VMEM a kernel may take, and which blocks fit in it."""
+"""How much of a core's VMEM a kernel may use, and which blocks fit in it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import TPUKernelError
-from ...hardware import get_chip
+from ...hardware import get_chip, list_chips
+from ...hardware.catalog import CHIP_FOR_KERNEL_BLOCKS
 from ..registry.op import Blocks, KernelCase, Op, shape_text
 
 MIB = 2**20
-# What libtpu 0.0.42.1 lets a kernel's windows take unless the kernel asks for more: found by
-# compiling ever larger windows until it answered E1001 (v4 and older: their whole VMEM).
+# What libtpu 0.0.42.1 grants a kernel's windows unless the kernel requests more.
 SCOPED_LIMIT_BYTES = {
-    **dict.fromkeys(("v2", "v3", "v4", "v5e", "v5p"), 16 * MIB),
-    **dict.fromkeys(("v6e", "7x"), 32 * MIB),
+    chip.name: int(limit.require("the blocks of a kernel"))
+    for chip in list_chips()
+    if (limit := chip.kernels.get("scoped_vmem_bytes")) is not None
 }
-# "Used 64.00M of 63.94M vmem", says the same compiler of v5p, and the like of v6e.
+# The same compiler reports "Used 64.00M of 63.94M vmem" for v5p, and similar for v6e.
 RESERVED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class VmemUse:
-    """What one choice of blocks takes of one core's VMEM.
+    """The VMEM of one choice of blocks on one core.
 
     Attributes:
         used_bytes: Scratch and double-buffered blocks, as the op counts them.
-        capacity_bytes: What the chip has for one kernel.
-        limit_bytes: What to give as `vmem_limit_bytes`; None when the compiler's own will do.
+        capacity_bytes: VMEM of the chip for one kernel.
+        limit_bytes: The value for `vmem_limit_bytes`; None where the compiler's own limit is
+            enough.
     """
 
     used_bytes: int
@@ -34,7 +36,7 @@ class VmemUse:
     limit_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The three numbers by name."""
+        """Return the three numbers by name."""
         return {
             "used_bytes": {"value": self.used_bytes, "origin": "model"},
             "capacity_bytes": {"value": self.capacity_bytes, "origin": "datasheet"},
@@ -43,10 +45,10 @@ class VmemUse:
 
 
 def vmem_capacity_bytes(chip: str | None) -> int:
-    """What one kernel can have on `chip`; with None, on every generation.
+    """Return the VMEM for one kernel on `chip`; with None, the least of all generations.
 
     Raises:
-        TPUKernelError: The catalog does not know the VMEM of that chip.
+        TPUKernelError: The catalog has no VMEM size for that chip.
     """
     if chip is None:
         return min(SCOPED_LIMIT_BYTES.values()) - RESERVED_BYTES
@@ -60,16 +62,17 @@ def vmem_capacity_bytes(chip: str | None) -> int:
 
 
 def scoped_limit_bytes(chip: str | None) -> int:
-    """What a kernel gets without asking; the least of all generations where nobody knows."""
+    """Return the default VMEM limit of a kernel; with None, the least of all generations."""
     known = SCOPED_LIMIT_BYTES
     name = None if chip is None else get_chip(chip).name
     return known.get(name or "", min(known.values()))
 
 
 def vmem_limit_bytes(used_bytes: int, chip: str | None) -> int | None:
-    """What to ask the compiler for, given what is used; None when its own limit will do.
+    """Return the VMEM limit to request from the compiler; None where its own limit is enough.
 
-    The compiler adds spilled registers to what a kernel declares, so a quarter is left for them.
+    The compiler adds spilled registers to the VMEM that a kernel declares, so a quarter more is
+    requested.
     """
     wanted = used_bytes + used_bytes // 4
     if wanted <= scoped_limit_bytes(chip):
@@ -78,10 +81,10 @@ def vmem_limit_bytes(used_bytes: int, chip: str | None) -> int | None:
 
 
 def check_vmem(op: Op, case: KernelCase, blocks: Blocks, chip: str | None) -> VmemUse:
-    """What `blocks` take on `chip`.
+    """Return the VMEM that `blocks` use on `chip`.
 
     Raises:
-        TPUKernelError: More than there is; the message names the largest blocks that fit.
+        TPUKernelError: They use more than there is; the message names the largest blocks that fit.
     """
     used, capacity = op.vmem_bytes(case, blocks), vmem_capacity_bytes(chip)
     if used <= capacity:
@@ -95,14 +98,14 @@ def check_vmem(op: Op, case: KernelCase, blocks: Blocks, chip: str | None) -> Vm
     )
     raise TPUKernelError(
         f"{op.name} with {_text(blocks)} on {', '.join(map(shape_text, case.arguments))} takes "
-        f"{_mib(used)} of VMEM and a core of {where} has {_mib(capacity)}; {way_out}."
+        f"{_mib(used)} of VMEM, but a core of {where} has {_mib(capacity)}; {way_out}."
     )
 
 
 def largest_that_fits(op: Op, case: KernelCase, chip: str | None) -> Blocks | None:
-    """The blocks of an op's space that take most of the VMEM without exceeding it."""
+    """Return the blocks of an op's space that use the most VMEM and still fit."""
     capacity = vmem_capacity_bytes(chip)
-    space: Iterable[Blocks] = op.block_space(case, chip or "v5e")
+    space: Iterable[Blocks] = op.block_space(case, chip or CHIP_FOR_KERNEL_BLOCKS)
     fitting = [blocks for blocks in space if op.vmem_bytes(case, blocks) <= capacity]
     return max(fitting, key=lambda blocks: op.vmem_bytes(case, blocks), default=None)
 

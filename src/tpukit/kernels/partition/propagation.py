@@ -1,10 +1,10 @@
-"""How the arguments of an op are split, asked of Shardy while the program is being lowered.
+"""Find the shardings of an op's arguments with Shardy while the program is lowered.
 
-Under `jax.jit` the sharding of an array over automatic axes is no part of its type: one trace
-serves every sharding. It is known only once the program is lowered, from the shardings of the
-program's arguments and from its constraints. What leads from those to the op is copied into a
-program of its own, and Shardy, which will partition the real one, says how the copies of the op's
-arguments come out.
+Under `jax.jit` the sharding of an array over automatic axes is not part of its type, because one
+trace serves every sharding. It is known only when the program is lowered, from the shardings of the
+program's arguments and from its constraints. The operations that lead from those to the op are
+copied into a program of their own. Shardy, which also partitions the real program, propagates the
+shardings to the copies of the op's arguments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from jax.extend.mlir.dialects import func, sdy
 
 from .splits import Axes, Spec
 
-Value: TypeAlias = Any  # an `ir.Value`, whose stubs are generic and whose class is not
+Value: TypeAlias = Any  # an `ir.Value`: its stubs are generic, its class is not
 SHARDING = "sdy.sharding"
 FUNCTION = "func.func"
 CONSTRAINT = "sdy.sharding_constraint"
@@ -26,31 +26,31 @@ PASSES = "builtin.module(sdy-propagation-pipeline)"
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of some values.
+    """Known shardings of some values.
 
     Attributes:
-        specs: For each value the axes that split its dimensions; None where that depends on who
-            calls the function it is in.
-        mesh: The sizes of the mesh axes by name; none where nothing is sharded.
+        specs: For each value the mesh axes of its dimensions; None where they depend on the caller
+            of the enclosing function.
+        mesh: The sizes of the mesh axes by name; empty where nothing is sharded.
     """
 
     specs: tuple[Spec | None, ...]
     mesh: dict[str, int]
 
     @property
-    def says_nothing(self) -> bool:
-        """Whether all that could be split is out of sight."""
+    def is_unknown(self) -> bool:
+        """Whether no sharding is known and some depend on the caller."""
         split = any(axes for spec in self.specs if spec for axes in spec)
         return not split and any(spec is None for spec in self.specs)
 
 
 def known_shardings(module: ir.Module, values: Sequence[Value]) -> Known:
-    """How `values` of a program that is being built are split, as far as it says so."""
+    """Return the shardings of `values` in a program under construction, as far as known."""
     source = _ShardingSource(module)
     source.add(values)
     mesh = _mesh_of_program(module)
     if not any(sharding is not None for sharding in source.leaves.values()):
-        unsplit = (_replicated(value) if source.is_whole(value) else None for value in values)
+        unsplit = (_replicated(value) if source.is_closed(value) else None for value in values)
         return Known(tuple(unsplit), mesh)
     copy = source.copy(values)
     passmanager.PassManager.parse(PASSES, module.context).run(copy.operation)
@@ -60,31 +60,31 @@ def known_shardings(module: ir.Module, values: Sequence[Value]) -> Known:
     for value, result in zip(values, results, strict=True):
         stated = _get(result, SHARDING)
         if stated is None:
-            specs.append(_replicated(value) if source.is_whole(value) else None)
+            specs.append(_replicated(value) if source.is_closed(value) else None)
             continue
         sharding = sdy.TensorShardingAttr(stated)
         mesh |= _mesh_axes(sharding, functions)
-        specs.append(tuple(_axes(one) for one in sharding.dimension_shardings))
+        specs.append(tuple(_axes(dimension) for dimension in sharding.dimension_shardings))
     return Known(tuple(specs), mesh)
 
 
 class _ShardingSource:
-    """The operations that lead to some values, from where shardings are stated."""
+    """The operations between stated shardings and some values."""
 
     def __init__(self, module: ir.Module) -> None:
         self._module = module
         self._functions = _symbols(module)
         self._seen: set[Any] = set()
-        self._operations: list[ir.Operation] = []  # each after those whose results it takes
-        self.leaves: dict[Value, Any] = {}  # where to begin, and the sharding stated there
+        self._operations: list[ir.Operation] = []  # each after its operands' operations
+        self.leaves: dict[Value, Any] = {}  # where to begin, with the stated sharding or None
 
     def add(self, values: Sequence[Value]) -> None:
-        """Follow values to where they come from."""
+        """Follow values back to stated shardings."""
         waiting: list[Value | ir.Operation] = list(reversed(values))
         while waiting:
             item = waiting.pop()
             if isinstance(item, ir.Operation):
-                self._operations.append(item)  # all that it takes has been followed by now
+                self._operations.append(item)  # its operands have been followed by now
                 continue
             producer = _producer(item)
             if item in self.leaves or producer in self._seen:
@@ -96,8 +96,8 @@ class _ShardingSource:
             waiting.append(producer)
             waiting.extend(_taken(producer))
 
-    def is_whole(self, value: Value) -> bool:
-        """Whether nothing that leads to `value` is the argument of an inner function."""
+    def is_closed(self, value: Value) -> bool:
+        """Whether `value` does not depend on arguments of an inner function."""
         reached, waiting = set[Any](), [value]
         while waiting:
             item = waiting.pop()
@@ -112,7 +112,7 @@ class _ShardingSource:
         return True
 
     def copy(self, values: Sequence[Value]) -> ir.Module:
-        """A program that takes the leaves and returns `values`."""
+        """Return a program that takes the leaves and returns `values`."""
         copied = ir.Module.create(loc=ir.Location.unknown(self._module.context))
         with ir.Location.unknown(self._module.context), ir.InsertionPoint(copied.body):
             for name in self._needed():
@@ -138,7 +138,7 @@ class _ShardingSource:
         return copied
 
     def _needed(self) -> list[str]:
-        """The meshes, and the functions that are called on the way."""
+        """Return the names of the meshes, and of the functions that the operations call."""
         names = [n for n, op in self._functions.items() if op.operation.name == "sdy.mesh"]
         waiting = list(self._operations)
         while waiting:
@@ -158,7 +158,7 @@ def _symbols(module: ir.Module) -> dict[str, Any]:
 
 
 def _producer(value: Value) -> Any:
-    """The operation that a value is a result of; None for the argument of a block."""
+    """Return the operation that computes a value; None for a block argument."""
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
@@ -171,7 +171,7 @@ def _nested(operation: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def _taken(operation: ir.Operation) -> list[Value]:
-    """What an operation takes, what the blocks inside it take from around it included."""
+    """Return an operation's operands, including those of its inner blocks from outside."""
     if not len(operation.regions):
         return list(operation.operands)
     inside = set(_nested(operation))
@@ -190,7 +190,7 @@ def _states_sharding(operation: ir.Operation) -> bool:
     if operation.name != CONSTRAINT:
         return False
     dimensions = sdy.TensorShardingAttr(operation.attributes["sharding"]).dimension_shardings
-    return all(sdy.DimensionShardingAttr(one).is_closed for one in dimensions)
+    return all(sdy.DimensionShardingAttr(dimension).is_closed for dimension in dimensions)
 
 
 def _stated(value: Value) -> Any:
@@ -214,7 +214,7 @@ def _is_program_argument(value: Value) -> bool:
 
 
 def _mesh_of_program(module: ir.Module) -> dict[str, int]:
-    """The mesh that the first sharded argument of a program lies on."""
+    """Return the mesh of the program's first sharded argument."""
     functions = _symbols(module)
     for argument in _get(functions["main"].attributes, "arg_attrs") or []:
         stated = _get(argument, SHARDING)
@@ -224,7 +224,7 @@ def _mesh_of_program(module: ir.Module) -> dict[str, int]:
 
 
 def _get(attributes: Any, name: str) -> Any:
-    """An attribute, or None; MLIR's own maps have no `get`."""
+    """Return an attribute, or None; MLIR's maps have no `get`."""
     return attributes[name] if name in attributes else None  # noqa: SIM401
 
 
@@ -236,13 +236,13 @@ def _mesh_axes(sharding: Any, functions: dict[str, Any]) -> dict[str, int]:
 
 
 def _axes(dimension: Any) -> Axes:
-    """The axes of one dimension, up to the first that splits it only in part."""
-    found: list[str] = []
+    """Return the axes of one dimension, up to the first that shards it only in part."""
+    axes: list[str] = []
     for axis in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes):
         if axis.sub_axis_info is not None:
             break
-        found.append(axis.name)
-    return tuple(found)
+        axes.append(axis.name)
+    return tuple(axes)
 
 
 def _replicated(value: Value) -> Spec:

@@ -1,7 +1,7 @@
-"""Which dimensions of an op's arrays may be split over a mesh, and how one call is split.
+"""Names of array dimensions: which may be sharded over a mesh, and how one call is sharded.
 
-Dimensions have names. Those of one name are split alike, in whichever arrays they are. A result
-without the name of a dimension that is split was summed over it: its pieces are added up.
+Dimensions of one name are sharded over the same mesh axes in all arrays. A result without the name
+of a sharded dimension is a sum over that dimension, so the shares of the devices are added up.
 """
 
 import math
@@ -17,31 +17,33 @@ from jax.sharding import PartitionSpec
 from ...errors import TPUKernelError
 
 Names: TypeAlias = tuple[str, ...]  # of an array's dimensions
-NameTree: TypeAlias = "str | tuple[NameTree, ...]"  # names as one text, in a tree of arrays' shape
-Axes: TypeAlias = tuple[str, ...]  # of a mesh
-Spec: TypeAlias = tuple[Axes, ...]  # for each dimension the axes that split it
-Assignment: TypeAlias = Mapping[str, Axes]  # for each name the axes that split such dimensions
+NameTree: TypeAlias = (
+    "str | tuple[NameTree, ...]"  # names in one string, in a tree like that of the arrays
+)
+Axes: TypeAlias = tuple[str, ...]  # mesh axes
+Spec: TypeAlias = tuple[Axes, ...]  # for each dimension its mesh axes
+Assignment: TypeAlias = Mapping[str, Axes]  # for each name its mesh axes
 LEADING = "..."
 UNNAMED = "_"
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The names of the dimensions of an op's arrays, and which of them may be split.
+    """The names of the dimensions of an op's arrays, and which of them may be sharded.
 
-    Each array's names are one text, such as "b s h d"; where an argument is a tree of arrays, a
-    tuple of texts. "..." stands for any number of leading dimensions, and an array that has fewer
-    dimensions than names has the last ones.
+    The names of an array are one string, such as "b s h d"; a tree of arrays has a tuple of
+    strings. "..." stands for any number of leading dimensions. An array with fewer dimensions than
+    names takes the last names.
 
     Attributes:
-        free: Names of the dimensions that may be split; along all others arrays are gathered.
-        arguments: Of the arrays the op takes.
-        result: Of what it returns.
-        residuals: Of what its forward pass keeps for its backward pass.
-        shared: Those names of which an array with fewer elements shares each among several of
-            another array's (heads of keys); on more devices than there are, they are repeated.
-        told_axes: Whether kernels are given `axes=`, the mesh axes by name, and combine pieces
-            themselves: for results that are not the sum of what each device has.
+        free: Names of the dimensions that may be sharded; arrays are gathered along all others.
+        arguments: Names for the op's arguments.
+        result: Names for the result.
+        residuals: Names for the residuals of the forward pass.
+        shared: Names of dimensions that may be shorter in one array than in another (heads of keys
+            and of queries). Where there are more devices than elements, the elements are repeated.
+        takes_axes: Whether kernels get `axes=`, the mesh axes by name, and combine the shards
+            themselves, because a result is not the sum of the devices' results.
     """
 
     free: str = ""
@@ -49,59 +51,59 @@ class Splits:
     result: NameTree = ()
     residuals: NameTree = ()
     shared: str = ""
-    told_axes: bool = False
+    takes_axes: bool = False
 
     @property
     def alone(self) -> "Pass":
-        """The pass from the arguments to the result."""
+        """Names for the pass from the arguments to the result."""
         return Pass(self, self.arguments, self.result)
 
     @property
     def forward(self) -> "Pass":
-        """The pass from the arguments to the result and the residuals."""
+        """Names for the pass from the arguments to the result and the residuals."""
         return Pass(self, self.arguments, (self.result, self.residuals))
 
     @property
     def backward(self) -> "Pass":
-        """The pass from the residuals and the result's cotangent to the arguments' gradients."""
+        """Names for the pass from residuals and cotangent to the arguments' gradients."""
         return Pass(self, (self.residuals, self.result), self.arguments)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The names of what goes into one pass of an op and of what comes out."""
+    """The names of the inputs and outputs of one pass of an op."""
 
     splits: Splits
     inputs: NameTree
     outputs: NameTree
 
     def of(self, arrays: Any, results: Any) -> "CallNames":
-        """The names for arrays and results of these ranks, flat."""
+        """Return the names for flat arrays and results of these ranks."""
         inputs = tuple(_names(self.inputs, arrays))
         outputs = tuple(_names(self.outputs, results))
         wanted = set(self.splits.free.split())
         every = {name for names in (*inputs, *outputs) for name in names}
         free = {name for name in every if name in wanted or _stem(name) in wanted}
         shared = frozenset(self.splits.shared.split())
-        return CallNames(inputs, outputs, frozenset(free), shared, self.splits.told_axes)
+        return CallNames(inputs, outputs, frozenset(free), shared, self.splits.takes_axes)
 
 
 @dataclass(frozen=True)
 class CallNames:
-    """The names of one call's arrays, flat, and what is needed to split them."""
+    """The names of one call's flat arrays, and which of them may be sharded."""
 
     inputs: tuple[Names, ...]
     outputs: tuple[Names, ...]
     free: frozenset[str]
     shared: frozenset[str]
-    told_axes: bool
+    takes_axes: bool
 
     def only(self, outputs: Sequence[int]) -> "CallNames":
-        """The same call with these of its outputs."""
+        """Return the same call with only these outputs."""
         return replace(self, outputs=tuple(self.outputs[at] for at in outputs))
 
     def batched(self, inputs: Sequence[bool]) -> "CallNames":
-        """The call of a whole batch: a first dimension more where said, and in all outputs."""
+        """Return the call under `vmap`, with a leading dimension in batched inputs and outputs."""
         name = f"batch{sum(name.startswith('batch') for name in self.free)}"
         return replace(
             self,
@@ -119,28 +121,28 @@ class CallNames:
         shapes: Sequence[Sequence[int]],
         sizes: Mapping[str, int],
     ) -> dict[str, Axes]:
-        """The axes that split each name, given how the inputs are split.
+        """Return the mesh axes for each name, given the shardings of the inputs.
 
-        Earlier inputs decide; an axis splits one name, and only where all pieces are equal.
+        Earlier inputs decide. An axis shards one name, and only if all shards are equally large.
 
         Args:
-            specs: Of the inputs.
-            shapes: Of the inputs.
-            sizes: Of the mesh axes.
+            specs: Shardings of the inputs.
+            shapes: Shapes of the inputs.
+            sizes: Sizes of the mesh axes.
         """
-        found: dict[str, Axes] = {}
+        assignment: dict[str, Axes] = {}
         taken: set[str] = set()
         for names, spec in zip(self.inputs, specs, strict=True):
             for name, axes in zip(names, spec, strict=True):
-                if name in found or name not in self.free:
+                if name in assignment or name not in self.free:
                     continue
                 ours = tuple(takewhile(lambda axis: axis not in taken, axes))
                 while ours and not self._divides(ways_of(ours, sizes), name, shapes):
                     ours = ours[:-1]
                 if ours:
-                    found[name] = ours
+                    assignment[name] = ours
                     taken.update(ours)
-        return found
+        return assignment
 
     def _divides(self, ways: int, name: str, shapes: Sequence[Sequence[int]]) -> bool:
         sizes = [
@@ -155,22 +157,22 @@ class CallNames:
 
 
 def partition_spec(names: Names, assignment: Assignment) -> PartitionSpec:
-    """How an array with these names is split."""
+    """Return the sharding of an array with these names."""
     return PartitionSpec(*(assignment.get(name) for name in names))
 
 
 def summed_axes(names: Names, assignment: Assignment) -> Axes:
-    """The axes over which an output with these names is a sum of what each device has."""
+    """Return the mesh axes over which an output with these names must be summed."""
     return tuple(axis for name, axes in assignment.items() if name not in names for axis in axes)
 
 
 def add_up(x: jax.Array, axes: Axes) -> jax.Array:
-    """The sum over mesh axes, of which there may be none."""
+    """Sum `x` over mesh axes, of which there may be none."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def repeat_shared(x: jax.Array, names: Names, ways: Mapping[str, int]) -> jax.Array:
-    """`x` with its elements repeated along dimensions too short to be split so many ways."""
+    """Repeat the elements of `x` along dimensions that are too short for their number of shards."""
     for at, name in enumerate(names):
         if x.shape[at] % ways.get(name, 1):
             x = jnp.repeat(x, ways[name] // x.shape[at], axis=at)
@@ -178,7 +180,7 @@ def repeat_shared(x: jax.Array, names: Names, ways: Mapping[str, int]) -> jax.Ar
 
 
 def add_up_shared(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The gradient of what `repeat_shared` was given, from that of what it gave."""
+    """Return the gradient of `repeat_shared`: repeated elements are summed back to `shape`."""
     for at, size in enumerate(shape):
         if x.shape[at] != size:
             apart = x.reshape(*x.shape[:at], size, -1, *x.shape[at + 1 :])
@@ -187,12 +189,12 @@ def add_up_shared(x: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def ways_of(axes: Axes, sizes: Mapping[str, int]) -> int:
-    """The number of pieces these axes split a dimension into."""
+    """Return the number of shards that these axes divide a dimension into."""
     return math.prod(sizes[axis] for axis in axes)
 
 
 def _names(texts: Any, arrays: Any) -> Iterator[Names]:
-    """The names of each array in a tree, by the texts in a tree like it."""
+    """Yield the names of each array in a tree, given a tree of strings of the same structure."""
     if arrays is None:
         return
     if isinstance(texts, str):
@@ -203,13 +205,13 @@ def _names(texts: Any, arrays: Any) -> Iterator[Names]:
         for text, array in zip(texts, arrays, strict=False):
             yield from _names(text, array)
         return
-    if not texts:  # nothing was said of these arrays: nothing of them is split
+    if not texts:  # without names nothing is sharded
         for leaf in jax.tree.leaves(arrays):
             yield _expand("", leaf.shape)
         return
     raise TPUKernelError(
-        f"The dimensions are named {texts!r}, and there are {len(jax.tree.leaves(arrays))} arrays "
-        "in another arrangement; give one text for each array."
+        f"The dimension names {texts!r} do not have the tree structure of the "
+        f"{len(jax.tree.leaves(arrays))} arrays; give one string per array."
     )
 
 
@@ -221,10 +223,10 @@ def _expand(text: str, shape: Sequence[int]) -> Names:
     missing = rank - len(names)
     if missing > 0 and text:
         raise TPUKernelError(
-            f"The dimensions of an array are named {text!r} and it has {rank} of them; name all."
+            f"The dimensions of an array are named {text!r}, but it has {rank}; name all of them."
         )
     names = [UNNAMED] * missing + names[max(0, -missing) :]
-    # One element belongs to all pieces: a mask for all heads, a head of keys for all queries.
+    # A single element is not sharded: a mask for all heads, a head of keys for all queries.
     return tuple(UNNAMED if size == 1 else name for name, size in zip(names, shape, strict=True))
 
 

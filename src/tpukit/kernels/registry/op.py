@@ -1,4 +1,4 @@
-"""What an op is: its public function, its implementations, and the shapes it is judged at."""
+"""The `Op` type: a public function, its implementations, and the shapes it is timed at."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from ...errors import TPUKernelError, did_you_mean
 from ..partition.splits import Splits
 
-Found = TypeVar("Found")
+Implementation = TypeVar("Implementation")
 Direction = Literal["forward", "backward"]
 REFERENCE = "reference"
 PALLAS_TPU = "pallas_tpu"
 XLA = "xla"
 TRITON = "triton"
 ON_GPU = "gpu"  # of a user's own op
-# Implementations that the compiler cannot partition: they run on each device's pieces.
+# Implementations that the compiler cannot partition, so they run on each device's shards.
 KERNELS = frozenset({PALLAS_TPU, TRITON, ON_GPU})
 
 
@@ -36,7 +36,7 @@ class KernelCase:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_dict(self) -> dict[str, Any]:
-        """Shapes as text such as "bfloat16[8,128]", and the options."""
+        """Return shapes as text such as "bfloat16[8,128]", and the options."""
         return {
             "name": self.name,
             "arguments": [shape_text(argument) for argument in self.arguments],
@@ -48,7 +48,7 @@ class Blocks(Protocol):
     """Block sizes and switches of a kernel: a frozen dataclass of integers and booleans."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The sizes by name, as tuning data stores them."""
+        """Return the sizes by name, as tuning data stores them."""
         ...
 
 
@@ -57,14 +57,14 @@ class BlockSizes:
     """Base of an op's own blocks: subclass it as a frozen dataclass of ints and bools."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The sizes by name, as tuning data stores them."""
+        """Return the sizes by name, as tuning data stores them."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def shape_bucket(case: KernelCase) -> str:
-    """The bucket of a case: every size rounded up to a power of two, and the options.
+    """Return the bucket of a case: every size rounded up to a power of two, and the options.
 
-    Options that are floats (an epsilon, a scale) change no schedule and are left out.
+    Float options (an epsilon, a scale) change no schedule and are left out.
     """
     shapes = [
         f"{jnp.dtype(array.dtype).name}[{','.join(str(_power(size)) for size in array.shape)}]"
@@ -80,11 +80,11 @@ def shape_bucket(case: KernelCase) -> str:
 
 @dataclass(frozen=True)
 class Op:
-    """An op: what dispatch, the static timer and the tuner need to know of it.
+    """An op, as dispatch, the static timer and the tuner use it.
 
-    For a new op write a folder with `reference.py` (plain jnp), `pallas_tpu.py`, `api.py` (the
-    public function, which calls `dispatch`) and `specs.py` (this object, named `OP`); `blocks.py`
-    where its blocks are its own, `triton_gpu.py` or `cudnn_gpu.py` where a GPU has a kernel.
+    For a new op write a folder with `api.py` (the reference in plain jnp, the public function,
+    which calls `dispatch`, and this object, named `OP`) and `pallas_tpu.py` (the kernel and its
+    blocks); `triton_gpu.py` or `cudnn_gpu.py` where a GPU has a kernel.
 
     Attributes:
         name: The folder's name, and the scope that profiles show.
@@ -92,17 +92,17 @@ class Op:
         implementations: By name, each `f(*arrays, **options)`. "pallas_tpu" takes `blocks=` and
             `interpret=` besides, and chooses blocks itself when given None.
         cases: The first ones compile in a second or two.
-        block_space: The candidates for the tuner: (case, chip name) -> blocks.
+        block_space: (case, chip name) -> the blocks that the tuner tries.
         vmem_bytes: Scratch and double-buffered blocks of a case, in bytes of one core.
-        default_blocks: What is taken where no tuned entry exists; a chip of None means that it
-            is not known, so that the blocks must be safe on every generation.
+        default_blocks: (case, chip name) -> the blocks where no tuned entry exists. A chip of None
+            is unknown, so that the blocks must fit every generation.
         differentiable: Numbers of the array arguments that have a gradient; none means forward
             only.
-        bucket: The key of tuned blocks: what of a case decides which are best.
+        bucket: (case) -> the key of its tuned blocks.
         on_gpu: The implementation that dispatch takes on an NVIDIA GPU.
-        values: Of integer arguments that decide what a kernel does (group sizes), by position, for
-            the timer and the tuner where nobody says others.
-        splits: The names of the arrays' dimensions, and which may be split over a mesh.
+        values: (case) -> default values, by position, of integer arguments that decide what a
+            kernel does (group sizes), for the timer and the tuner.
+        splits: The names of the arrays' dimensions, and which may be sharded over a mesh.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Op:
     splits: Splits = field(default_factory=Splits)
 
     def case(self, name: str) -> KernelCase:
-        """The case of that name.
+        """Return the case of that name.
 
         Raises:
             TPUKernelError: The op has no such case.
@@ -141,7 +141,7 @@ class Op:
         blocks: Blocks | None = None,
         direction: Direction = "forward",
     ) -> Callable[..., Any]:
-        """A function of `case.arguments` alone, ready to be jitted, lowered or compiled.
+        """Return a function of `case.arguments` alone, to be jitted, lowered or compiled.
 
         Args:
             case: Gives the options.
@@ -161,8 +161,8 @@ class Op:
 
         def total(*arrays: Any) -> Any:
             parts: list[jax.Array] = jax.tree.leaves(forward(*arrays))
-            # Behind the barrier a cotangent is an array that was written, as in a model: XLA
-            # would fuse what it comes from into the backward pass of a plain function.
+            # The barrier makes the cotangent an array in memory, as in a model. Without it XLA
+            # would fuse the operations before it into the backward pass.
             weights = [jax.lax.stop_gradient(jax.lax.optimization_barrier(part)) for part in parts]
             return sum(
                 jnp.sum(part.astype(jnp.float32) * weight.astype(jnp.float32))
@@ -175,22 +175,24 @@ class Op:
         return bound
 
 
-def find_implementation(op: str, implementations: Mapping[str, Found], name: str) -> Found:
-    """The implementation asked for by name, which is never replaced by another.
+def find_implementation(
+    op: str, implementations: Mapping[str, Implementation], name: str
+) -> Implementation:
+    """Return the implementation of that name.
 
     Raises:
         TPUKernelError: There is none of that name.
     """
     if name not in implementations:
         raise TPUKernelError(
-            f"{op} has no implementation {name!r}; it has {', '.join(implementations)}, and "
-            "implementation=None chooses for the platform." + did_you_mean(name, implementations)
+            f"{op} has no implementation {name!r}; it has {', '.join(implementations)}. "
+            "implementation=None chooses by platform." + did_you_mean(name, implementations)
         )
     return implementations[name]
 
 
 def shape_text(array: Any) -> str:
-    """Dtype and shape as HLO writes them, e.g. "bfloat16[8,128]"."""
+    """Return dtype and shape as HLO writes them, e.g. "bfloat16[8,128]"."""
     return f"{jnp.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
 
 

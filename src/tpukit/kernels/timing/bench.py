@@ -1,4 +1,4 @@
-"""An op's cases on several generations, timed with no TPU, beside what XLA alone makes of them."""
+"""Estimate an op's cases on several generations without a TPU, beside plain XLA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,9 @@ from ..registry.op import (
     Op,
     find_implementation,
 )
-from .estimating import KernelEstimate, estimate_kernel
-from .view import format_time
+from .estimating import KernelEstimate, estimate_kernel, format_time
 
-# Implementations that XLA alone makes: what a user would have without the kernel.
+# Implementations in plain XLA: what a user would have without the kernel.
 PLAIN = ("xla", REFERENCE)
 # Values of a case's integer arguments by position, where they decide what a kernel does.
 Values = Callable[[KernelCase], Mapping[int, Any]]
@@ -31,7 +30,8 @@ class BenchRow:
     """One implementation of an op at one case on one generation.
 
     Attributes:
-        estimate: None when it does not compile; `error` then says why.
+        estimate: None if the implementation does not compile.
+        error: The reason why it does not compile.
     """
 
     case: str
@@ -47,11 +47,11 @@ class BenchRow:
 
     @property
     def why_not(self) -> str:
-        """Why there is no time; "" when there is."""
+        """The reason why there is no time; empty if there is one."""
         return self.error or (self.estimate.reason if self.estimate else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the row as plain data."""
         return {
             "case": self.case,
             "chip": self.chip,
@@ -63,20 +63,20 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class KernelBench(Shown):
-    """What `bench_op` found."""
+    """The rows that `bench_op` estimated."""
 
     op: str
     direction: Direction
     rows: tuple[BenchRow, ...]
 
     def speedup(self, row: BenchRow) -> float | None:
-        """How many times faster a row is than the fastest plain one of its case and chip."""
+        """Return how many times faster a row is than the fastest XLA row of its case and chip."""
         plain = [
-            one.time_s
-            for one in self.rows
-            if (one.case, one.chip) == (row.case, row.chip)
-            and one.implementation in PLAIN
-            and one.time_s is not None
+            other.time_s
+            for other in self.rows
+            if (other.case, other.chip) == (row.case, row.chip)
+            and other.implementation in PLAIN
+            and other.time_s is not None
         ]
         if not plain or row.time_s is None or row.implementation in PLAIN:
             return None
@@ -84,14 +84,14 @@ class KernelBench(Shown):
 
     @property
     def is_timed(self) -> bool:
-        """Whether every kernel has a time, or, where no kernel was asked for, anything has one."""
+        """Whether every kernel has a time; without kernels, whether any row has one."""
         kernels = [row for row in self.rows if row.implementation not in PLAIN]
         if kernels:
             return all(row.time_s is not None for row in kernels)
         return any(row.time_s is not None for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; every figure has origin `model`."""
+        """Return plain data; every figure has origin `model`."""
         return {
             "op": self.op,
             "direction": self.direction,
@@ -112,11 +112,11 @@ class KernelBench(Shown):
 
     @property
     def title(self) -> str:
-        """What the figures are of, and where they come from."""
+        """The op, the direction and the origin of the figures."""
         return f"{self.op} {self.direction}, estimated with no TPU (origin: model)"
 
     def part(self, rows: "list[BenchRow]") -> Any:
-        """One case on one chip, for a terminal."""
+        """Return one case on one chip, for a terminal."""
         from rich.console import Group
         from rich.text import Text
 
@@ -124,7 +124,6 @@ class KernelBench(Shown):
         return Group(heading, self._table(rows))
 
     def _table(self, rows: "list[BenchRow]") -> Any:
-        """The implementations of one case on one chip."""
         from rich.table import Table
 
         table = Table("", "time", "error", "vs XLA", "cycles", "bound", box=None, pad_edge=False)
@@ -132,16 +131,16 @@ class KernelBench(Shown):
             if row.estimate is None or row.time_s is None:
                 table.add_row(row.implementation, "—", row.why_not)
                 continue
-            found, speedup = row.estimate, self.speedup(row)
-            busiest = sorted(found.utilisation.items(), key=lambda item: -item[1])[:2]
+            estimate, speedup = row.estimate, self.speedup(row)
+            busiest = sorted(estimate.utilisation.items(), key=lambda item: -item[1])[:2]
             used = ", ".join(f"{unit} {share:.0%}" for unit, share in busiest)
             table.add_row(
                 row.implementation,
                 format_time(row.time_s),
-                found.band if found.calls else "",
+                estimate.band if estimate.calls else "",
                 "" if speedup is None else f"{speedup:.2f}x",
-                f"{found.cycles:,.0f}" if found.calls else "",
-                f"{found.bound} ({used})" if found.calls else "",
+                f"{estimate.cycles:,.0f}" if estimate.calls else "",
+                f"{estimate.bound} ({used})" if estimate.calls else "",
             )
         return table
 
@@ -155,22 +154,22 @@ def bench_op(
     implementations: Sequence[str] | None = None,
     values: Values | None = None,
     progress: Progress = silent,
-    found: Callable[[KernelBench], None] | None = None,
+    on_rows: Callable[[KernelBench], None] | None = None,
     use_cache: bool = True,
 ) -> KernelBench:
-    """Time an op on generations nobody has at hand.
+    """Estimate the time of an op on generations without having them.
 
     Args:
-        op: What to time.
+        op: The op to time.
         chips: Generations, e.g. ("v5e", "v6e").
         cases: Shapes; by default the op's own.
         direction: "backward" times the gradient, with the forward pass it needs.
-        implementations: By default the kernel and those that XLA alone makes.
-        values: Of integer arguments that decide what a kernel does, such as group sizes; by default
-            the op's own.
+        implementations: By default the kernel and the XLA implementations.
+        values: (case) -> values of integer arguments that decide what a kernel does, such as group
+            sizes; by default the op's own.
         progress: Called with each row's name before it is compiled.
-        found: Called with the rows of each case and generation as soon as they are there.
-        use_cache: Whether an answer on disk will do, and this one is kept.
+        on_rows: Called with the rows of each case and generation when they are done.
+        use_cache: Whether to read and keep results on disk.
 
     Raises:
         SliceError: There is no such generation.
@@ -187,13 +186,13 @@ def bench_op(
                 progress(f"{op.name} {case.name} on {chip} as {implementation}")
                 row = _row(op, case, chip, implementation, direction, values, use_cache)
                 rows.append(row)
-            if found is not None:
-                found(KernelBench(op.name, direction, tuple(rows[-len(wanted) :])))
+            if on_rows is not None:
+                on_rows(KernelBench(op.name, direction, tuple(rows[-len(wanted) :])))
     return KernelBench(op.name, direction, tuple(rows))
 
 
 def default_implementations(op: Op) -> list[str]:
-    """The kernel, and what XLA alone makes."""
+    """Return the names of the kernel and of the XLA implementations."""
     return [name for name in (PALLAS_TPU, *PLAIN) if name in op.implementations]
 
 
@@ -208,7 +207,7 @@ def estimate(
     values: Values | None = None,
     use_cache: bool = True,
 ) -> KernelEstimate:
-    """Estimate one case of an op on a generation, with the blocks it would take or these.
+    """Estimate one case of an op on a generation, with its chosen blocks or the given ones.
 
     Raises:
         XLACompilationError: The compiler refused it.
@@ -227,7 +226,7 @@ def estimate(
 
 
 def kind_of(op: Op, direction: Direction) -> str:
-    """The kind of kernel whose measured errors hold for an op."""
+    """Return the kernel kind under which an op's measured errors are filed."""
     return op.name if direction == "forward" else f"{op.name}_backward"
 
 
@@ -241,7 +240,7 @@ def _row(
     use_cache: bool,
 ) -> BenchRow:
     try:
-        found = estimate(
+        estimated = estimate(
             op,
             case,
             chip,
@@ -252,4 +251,4 @@ def _row(
         )
     except TPUError as error:
         return BenchRow(case.name, chip, implementation, None, str(error))
-    return BenchRow(case.name, chip, implementation, found)
+    return BenchRow(case.name, chip, implementation, estimated)

@@ -1,4 +1,4 @@
-"""How long a function with Pallas kernels takes on a chip nobody has at hand."""
+"""Estimate the time of a function with Pallas kernels on a chip without having one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,23 +22,62 @@ from ...shown import Shown
 from .profile import KernelProfile, profile_kernel
 
 
+def format_time(seconds: float | None) -> str:
+    """Return microseconds or milliseconds with three significant digits."""
+    if seconds is None:
+        return "—"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def estimate_panel(estimate: "KernelEstimate") -> Any:
+    """Return the time in one line, then a table of the kernels."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = f"{estimate.name} on {estimate.chip}: {format_time(estimate.time_s)}"
+    if estimate.reason:
+        return Text(f"{head}  ({estimate.reason})")
+    head += (
+        f"  [model, {estimate.band}]: kernels {format_time(estimate.kernel_s)}, "
+        f"the rest {format_time(estimate.surrounding_s)}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kernel", "times", "each", "cycles", "stalled", "turns", "bound", "used"):
+        table.add_column(heading)
+    for name, call in estimate.calls.items():
+        used = sorted(call.utilisation.items(), key=lambda item: -item[1])[:4]
+        table.add_row(
+            name,
+            str(estimate.times[name]),
+            format_time(call.time_s),
+            f"{call.cycles:,.0f}",
+            f"{call.stall_cycles / call.cycles:.0%}",
+            str(call.loop_turns),
+            call.bound,
+            ", ".join(f"{unit} {share:.0%}" for unit, share in used),
+        )
+    notes = [Text(f"note: {caveat}", style="yellow") for caveat in estimate.caveats]
+    return Group(Text(head, style="bold"), table, *notes)
+
+
 @dataclass(frozen=True)
 class KernelEstimate(Shown):
     """A function's time on one device of a chip; every figure has origin `model`.
 
     Attributes:
         name: The function's name.
-        kind: The op class that was asked for; None for a function of no class.
-        time_s: Of everything: kernels and the ops around them; None with a `reason`.
-        kernel_s: Of the kernels alone.
-        surrounding_s: Of everything else, where a kernel does not hide it.
-        error: How far estimates were from measured times, of the kinds it names; None when nobody
-            measured.
+        kind: The kernel kind; None for a function of no kind.
+        time_s: Time of the kernels and the ops around them; None with a `reason`.
+        kernel_s: Time of the kernels alone.
+        surrounding_s: Time of everything else that a kernel does not hide.
+        error: How far estimates of the named kinds were from measured times; None without
+            measurements.
         calls: Each kernel call, by its name in the compiled program.
-        times: How often each is called.
-        bundle_count: Bundles of the kernels' programs.
+        times: How often each kernel is called.
+        bundle_count: Number of bundles of the kernels' programs.
         reason: Why there is no time.
-        caveats: What the model could not see.
+        caveats: What the model could not take into account.
     """
 
     name: str
@@ -56,52 +95,52 @@ class KernelEstimate(Shown):
 
     @property
     def cycles(self) -> float:
-        """Cycles of the kernels, on the core that ends last."""
+        """Cycles of the kernels, on the core that finishes last."""
         return self._sum(lambda call: call.cycles)
 
     @property
     def compute_cycles(self) -> float:
-        """Issuing bundles and waiting for results, as the compiler reckons them."""
+        """Cycles of issuing bundles and waiting for results, as the compiler schedules them."""
         return self._sum(lambda call: call.compute_cycles)
 
     @property
     def dma_stall_cycles(self) -> float:
-        """Waiting for transfers."""
+        """Cycles of waiting for transfers."""
         return self._sum(lambda call: call.stall_cycles)
 
     @property
     def overhead_cycles(self) -> float:
-        """Starting transfers, iterations of the outermost loop, launches."""
+        """Cycles of starting transfers, of outermost loop iterations and of launches."""
         return self._sum(lambda call: call.overhead_cycles)
 
     @property
     def dma_bytes(self) -> float:
-        """Moved between HBM and the core by the kernels."""
+        """Bytes that the kernels move between HBM and the core."""
         return self._sum(lambda call: call.hbm_bytes)
 
     @property
     def grid_steps(self) -> float:
-        """Turns of the kernels' outermost loops."""
+        """Iterations of the kernels' outermost loops."""
         return self._sum(lambda call: call.loop_turns)
 
     @property
     def low_s(self) -> float | None:
-        """Nine in ten measured times were at least this, relative to their estimates.
+        """Lower end of the band: nine in ten measured times were at least this.
 
-        None for a kind of which nobody measured any.
+        None for a kernel kind without measurements.
         """
         band = self._own_band
         return None if self.time_s is None or band is None else self.time_s * (1 - band.below)
 
     @property
     def high_s(self) -> float | None:
-        """The other end of the band: nine in ten measured times were at most this."""
+        """Upper end of the band: nine in ten measured times were at most this."""
         band = self._own_band
         return None if self.time_s is None or band is None else self.time_s * (1 + band.above)
 
     @property
     def band(self) -> str:
-        """How far it may be off, in words."""
+        """The error of the estimate, in words."""
         return describe_band(self.error, self.kind)
 
     @property
@@ -110,7 +149,7 @@ class KernelEstimate(Shown):
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """Share of the kernels' time each unit is used, and of HBM's rate."""
+        """Utilisation of each unit during the kernels, and of HBM bandwidth."""
         total = self.cycles
         units = {unit for call in self.calls.values() for unit in call.utilisation}
         return {
@@ -120,7 +159,7 @@ class KernelEstimate(Shown):
 
     @property
     def bound(self) -> str:
-        """What bounds the call that takes the longest."""
+        """The unit that bounds the longest kernel call."""
         if not self.calls:
             return "no kernel"
         return max(self.calls.values(), key=lambda call: call.cycles * self.times[call.name]).bound
@@ -129,7 +168,7 @@ class KernelEstimate(Shown):
         return sum(part(call) * self.times[name] for name, call in self.calls.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the estimate as plain data."""
         return {
             "origin": "model",
             "name": self.name,
@@ -159,8 +198,6 @@ class KernelEstimate(Shown):
         }
 
     def __rich__(self) -> Any:
-        from .view import estimate_panel
-
         return estimate_panel(self)
 
 
@@ -175,17 +212,17 @@ def estimate_kernel(
     progress: Progress = silent,
     use_cache: bool = True,
 ) -> KernelEstimate:
-    """Estimate how long a function takes on one device of a chip, with no TPU.
+    """Estimate how long a function takes on one device of a chip, without a TPU.
 
     Args:
-        function: Anything jax can trace, with Pallas kernels inside or without.
+        function: Any function that jax can trace, with or without Pallas kernels.
         arguments: Shapes, or arrays where the values decide what a kernel does (group sizes).
         chip: A generation: "v5e", "v5p", "v6e", "7x".
         scalar_inputs: Values of flat arguments by position, for those given as shapes.
-        kind: The op class whose measured kernels say how far the estimate is off.
+        kind: The kernel kind whose measurements give the error of the estimate.
         calibration: Constants other than the fitted ones.
         progress: Called with each stage of the compile.
-        use_cache: Whether an answer on disk will do, and this one is kept.
+        use_cache: Whether to read and keep results on disk.
 
     Raises:
         XLACompilationError: The compiler refused the program.
@@ -205,7 +242,7 @@ def estimate_kernel(
 def time_profile(
     profile: KernelProfile, *, kind: str | None = None, calibration: Calibration | None = None
 ) -> KernelEstimate:
-    """Time what `profile_kernel` found; other constants need no other compile."""
+    """Time a profile from `profile_kernel`; other constants need no other compile."""
     chip = profile.chip
     rates = (calibration or calibration_of(chip.name, kind)).rates(chip)
     calls = {name: trace.estimate(rates) for name, trace in profile.calls.items()}
@@ -213,8 +250,8 @@ def time_profile(
     by_tiles = RaggedDotTimer(_machine(profile))
 
     def timer(kernel: Instruction, parent: Computation) -> float | None:
-        found = calls.get(kernel.name)
-        return by_tiles(kernel, parent) if found is None else found.time_s
+        call = calls.get(kernel.name)
+        return by_tiles(kernel, parent) if call is None else call.time_s
 
     def others(kernel: Instruction, parent: Computation) -> float | None:
         return 0.0 if kernel.name in calls else by_tiles(kernel, parent)
@@ -256,5 +293,5 @@ def _predict(profile: KernelProfile, timer: Any) -> StepPrediction:
 
 
 def _machine(profile: KernelProfile) -> Machine:
-    """The device alone, as kernels are measured: no op before it hides its first transfers."""
+    """Return the device alone, as kernels are measured: no op hides its first transfers."""
     return Machine.of(profile.compiled.slice, op_time_in_a_step=1.0)

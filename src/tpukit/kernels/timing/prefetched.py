@@ -1,7 +1,7 @@
-"""The integers that Pallas calls are given (grid bounds, mask tables, group offsets), found here.
+"""Find the integers that Pallas calls take: grid bounds, mask tables, group offsets.
 
 They decide how often a kernel's loops run. A program computes them from constants and from a few
-integer arguments, so they are found by evaluating, on the CPU, only what they depend on.
+integer arguments, so they are found by evaluating only what they depend on, on the CPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _CALLS = (
     "checkpoint", "custom_vjp_call_jaxpr",
 )  # fmt: skip
 _UNKNOWN = object()
-_LARGEST_TABLE = 2**18  # elements; scalar memory holds no more
+_LARGEST_TABLE = 2**18  # elements; scalar memory is not larger
 _Value = Callable[[], Any]
 
 
@@ -27,7 +27,7 @@ class PallasCall:
     """One Pallas call of a traced function.
 
     Attributes:
-        shapes: Of its operands.
+        shapes: Shapes of its operands.
         integers: Values of the small integer operands that are known, by operand number.
     """
 
@@ -38,7 +38,7 @@ class PallasCall:
 def find_pallas_calls(
     function: Callable[..., Any], arguments: Sequence[Any], known: Mapping[int, Any]
 ) -> list[PallasCall]:
-    """Every Pallas call of a function, with the integers it is given where they are known.
+    """Return every Pallas call of a function, with its known integer operands.
 
     Args:
         function: Traced, not run.
@@ -58,7 +58,7 @@ def _nothing() -> Any:
 
 
 class _Scope:
-    """One jaxpr whose values are computed when someone asks for them."""
+    """One jaxpr, whose values are computed on demand."""
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value]) -> None:
         self._jaxpr = jaxpr
@@ -75,7 +75,7 @@ class _Scope:
         self._results: dict[int, Sequence[Any]] = {}
 
     def value(self, atom: Any) -> Any:
-        """The value of a variable or literal, or `_UNKNOWN`."""
+        """Return the value of a variable or literal, or `_UNKNOWN`."""
         if hasattr(atom, "val"):
             return atom.val
         if atom in self._known:
@@ -92,7 +92,7 @@ class _Scope:
         if inner is not None:
             return [inner.value(out) for out in inner._jaxpr.outvars]
         values = [self.value(atom) for atom in equation.invars]
-        if equation.primitive.name == "pallas_call" or any(one is _UNKNOWN for one in values):
+        if equation.primitive.name == "pallas_call" or any(value is _UNKNOWN for value in values):
             return [_UNKNOWN] * len(equation.outvars)
         inputs = [
             (atom, value)
@@ -109,7 +109,7 @@ class _Scope:
         return jax.core.eval_jaxpr(alone, (), *(value for _, value in inputs))
 
     def _inside(self, equation: Any) -> "_Scope | None":
-        """The scope of a plain call, whose inputs are the equation's own."""
+        """Return the scope of a plain call, with the equation's inputs."""
         if equation.primitive.name not in _CALLS:
             return None
         jaxpr = next((equation.params[key] for key in _INNER if key in equation.params), None)
@@ -124,7 +124,7 @@ class _Scope:
         return _Scope(plain, consts, [*inputs, *[_nothing] * missing][: len(plain.invars)])
 
     def calls(self) -> Iterator[PallasCall]:
-        """The Pallas calls in here and in everything called from here."""
+        """Yield the Pallas calls of this jaxpr and of all jaxprs it calls."""
         for equation in self._jaxpr.eqns:
             if equation.primitive.name == "pallas_call":
                 yield self._pallas_call(equation)
@@ -144,12 +144,12 @@ class _Scope:
         }
         return PallasCall(
             tuple(tuple(atom.aval.shape) for atom in equation.invars),
-            {index: np.asarray(one) for index, one in values.items() if one is not _UNKNOWN},
+            {index: np.asarray(value) for index, value in values.items() if value is not _UNKNOWN},
         )
 
 
 def _bodies(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The jaxprs of a loop or conditional, with the inputs that are the same in every iteration."""
+    """Yield the jaxprs of a loop or conditional, with their loop-invariant inputs."""
     if equation.primitive.name == "cond":
         for branch in equation.params["branches"]:
             yield branch, equation.invars[1:]
@@ -160,6 +160,6 @@ def _bodies(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
         yield equation.params["jaxpr"], equation.invars[: equation.params["num_consts"]]
     else:
         for parameter in equation.params.values():
-            for one in parameter if isinstance(parameter, tuple) else (parameter,):  # pyright: ignore[reportUnknownVariableType]
-                if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                    yield one, ()
+            for item in parameter if isinstance(parameter, tuple) else (parameter,):  # pyright: ignore[reportUnknownVariableType]
+                if hasattr(item, "eqns") or hasattr(getattr(item, "jaxpr", None), "eqns"):
+                    yield item, ()

@@ -1,4 +1,4 @@
-"""Pallas kernels compiled for one chip: run through but for the rates, or counted in bundles."""
+"""Compile Pallas kernels for one chip, follow their programs, and count their bundles."""
 
 import hashlib
 import json
@@ -26,16 +26,16 @@ from ...runtime.progress import Progress, silent
 from ..registry.op import Direction, KernelCase, Op
 from .prefetched import PallasCall, find_pallas_calls
 
-FORMAT = 7  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 7  # raise it when the stored results, or how a program is followed, change
 _NUMBERED = re.compile(r"\.\d+$")
 
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """What a function does on a chip, exactly; `estimate` in `estimating.py` times it.
+    """What a function executes on a chip; `time_profile` in `estimating.py` times it.
 
     Attributes:
-        calls: What each kernel call of the compiled program does, by the call's name.
+        calls: What each kernel call of the compiled program executes, by the call's name.
         reasons: Why a call could not be followed, by its name.
     """
 
@@ -46,7 +46,7 @@ class KernelProfile:
 
     @property
     def bundle_count(self) -> int:
-        """Bundles of all its kernels' programs."""
+        """Number of bundles of all its kernels' programs."""
         return sum(call.bundle_count for call in self.calls.values())
 
 
@@ -63,13 +63,13 @@ def profile_kernel(
     """Compile a function for one device of a chip and follow its kernels' programs.
 
     Args:
-        function: Anything jax can trace.
+        function: Any function that jax can trace.
         arguments: Shapes, or arrays where the values decide what a kernel does (group sizes).
         chip: A generation: "v5e", "v5p", "v6e", "7x".
         scalar_inputs: Values of flat arguments by position, for those given as shapes.
-        timeout_s: The compile is given up after this long.
+        timeout_s: Time limit of the compile.
         progress: Called with each stage of the compile.
-        use_cache: Whether an answer on disk will do, and this one is kept.
+        use_cache: Whether to read and keep results on disk.
 
     Raises:
         TPUOutOfMemoryError: The program does not fit.
@@ -87,8 +87,8 @@ def profile_kernel(
     with target_chip(target.name):
         request = make_request(function, one_device_slice(target), *shapes, progress=progress)
         pallas = find_pallas_calls(function, shapes, known)
-        # What XLA alone makes is timed by its schedule; generating its code would take longer
-        # than all before it.
+        # XLA's own ops are timed by their schedule; generating their code would take longer than
+        # the rest.
         compiled = run_request(
             request,
             until="codegen" if pallas else "schedule",
@@ -103,7 +103,7 @@ def profile_kernel(
     reasons: dict[str, str] = {}
     for call, parent in kernel_calls(compiled.module):
         if RaggedDotTimer.knows(call):
-            continue  # XLA makes it of `lax.ragged_dot`, and its tables are nowhere in the trace
+            continue  # XLA makes it from `lax.ragged_dot`; its tables are not in the trace
         try:
             tables = _tables(call, parent, pallas)
             traces[call.name] = _trace(call, compiled, target.name, tables, use_cache)
@@ -122,15 +122,16 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 def _tables(
     call: Instruction, parent: Computation, pallas: Sequence[PallasCall]
 ) -> dict[int, tuple[int, ...]]:
-    """Words of the integer operands of a call, where they are known."""
+    """Return the words of a call's known integer operands."""
     operands = [parent.by_name[name].shapes[0] for name in call.operands]
     dims = tuple(shape.dims for shape in operands)
-    alike = [one for one in pallas if one.shapes == dims]
+    alike = [call for call in pallas if call.shapes == dims]
     tables: dict[int, tuple[int, ...]] = {}
     for index in alike[0].integers if alike else ():
-        values = [one.integers.get(index) for one in alike]
+        values = [call.integers.get(index) for call in alike]
         first = values[0]
-        # Calls with the same shapes may be given different values; which is which is not told.
+        # Calls with the same shapes may have different values, and the compiled program does not
+        # tell which is which.
         if first is not None and all(
             value is not None and np.array_equal(first, value) for value in values
         ):
@@ -148,7 +149,7 @@ def _trace(
     text = compiled.kernel_listings.get(call.name)
     if text is None:
         raise XLACompilationError(
-            f"{call.name}: the compiler left no listing of this kernel, so its time is not told."
+            f"{call.name}: the compiler wrote no listing of this kernel, so it cannot be timed."
         )
     cache = CompileCache.default() if use_cache else None
     identity = json.dumps([FORMAT, chip, text, sorted(tables.items())])
@@ -165,10 +166,10 @@ def _trace(
 def count_bundles(
     op: Op, case: KernelCase, chip: str, *, direction: Direction = "forward", use_cache: bool = True
 ) -> dict[str, int]:
-    """Compile a case of an op for a generation; bundles of each kernel, by the kernel's name.
+    """Compile a case of an op for a generation; return the bundles of each kernel by name.
 
     Raises:
-        TPUKernelError: The compiled program holds no kernel.
+        TPUKernelError: The compiled program has no kernel.
         XLACompilationError: The compiler refused it.
     """
     target = get_chip(chip)

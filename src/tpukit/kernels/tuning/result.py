@@ -1,4 +1,4 @@
-"""What a search for block sizes found: every trial, the choice, and the entry it leaves as data."""
+"""The result of a search for block sizes: all trials, the choice, and its entry as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...shown import Shown
 from ..blocks.tuned import TunedEntry, data_folder, load_tuned, save_tuned
 from ..registry.op import Blocks
-from ..timing.view import format_time
+from ..timing.estimating import format_time
 
 Origin = Literal["measured", "model"]
 
@@ -18,8 +18,10 @@ class Trial:
     """One choice of blocks.
 
     Attributes:
-        forward_s: Time of the forward pass; None when it was refused, and `error` says why.
-        gradient_s: Time of both passes together; None where it was not asked for.
+        blocks: The sizes.
+        forward_s: Time of the forward pass; None if it was refused.
+        gradient_s: Time of both passes together; None where it was not timed.
+        error: Why it was refused.
     """
 
     blocks: Blocks
@@ -28,7 +30,7 @@ class Trial:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the trial as plain data."""
         return {
             "blocks": self.blocks.to_dict(),
             "forward_s": self.forward_s,
@@ -42,13 +44,17 @@ class TuningResult(Shown):
     """The best blocks of one op for one case on one generation.
 
     Attributes:
-        bucket: The shapes the choice holds for.
-        origin: Where the times come from.
+        op: The op.
+        case: The case.
+        chip: The generation.
+        bucket: The shapes the choice applies to.
+        origin: Origin of the times.
         chosen: The trial whose blocks are taken.
-        default: The trial of the blocks that are taken without tuning.
-        too_large: Candidates that VMEM ruled out before any compile.
-        left: Choices that the time budget left untried.
-        error: How far such times may be off, in words.
+        default: The trial of the default blocks.
+        trials: All trials.
+        too_large: Candidates that did not fit in VMEM and were not compiled.
+        left: Choices that were not tried within the time budget.
+        error: The error of such times, in words.
     """
 
     op: str
@@ -72,7 +78,7 @@ class TuningResult(Shown):
         return self.default.forward_s / self.chosen.forward_s
 
     def entry(self) -> TunedEntry:
-        """What dispatch reads."""
+        """The entry that dispatch reads."""
         time_us = _microseconds(self.chosen.forward_s)
         assert time_us is not None  # only a trial with a time is chosen
         return TunedEntry(
@@ -86,13 +92,13 @@ class TuningResult(Shown):
         )
 
     def save(self, folder: Path | None = None) -> Path:
-        """Add the choice to the data beside the op, in place of an earlier one of its bucket."""
+        """Write the choice to the data beside the op, replacing an earlier one of its bucket."""
         place = folder or data_folder(self.op)
         entries = {**load_tuned(place, self.chip), self.bucket: self.entry()}
         return save_tuned(place, self.chip, entries)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the result as plain data."""
         return {
             "op": self.op,
             "case": self.case,

@@ -1,23 +1,89 @@
-"""Search an op's block sizes for one case on one generation, without a TPU or on the one here."""
+"""Search an op's block sizes for one case on one generation, by estimates or on this TPU."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from ...compiler.bundles import describe_band, error_of
 from ...compiler.program.request import compiler_versions
-from ...errors import TPUError, TPUKernelError
+from ...errors import TPUError, TPUKernelError, TPUNotAvailableError
 from ...hardware import get_chip
+from ...hardware.target import current_target
 from ...runtime.progress import Progress, silent
 from ..blocks.vmem import vmem_capacity_bytes
 from ..registry.op import Blocks, Direction, KernelCase, Op
 from ..timing.bench import Values, estimate, kind_of
 from .result import Origin, Trial, TuningResult
 
-# Estimates rank blocks no finer than this: a choice stays unless it is beaten by more.
+RUNS = 5
+
+
+def local_chip() -> str:
+    """Return the generation of this process's TPU.
+
+    Raises:
+        TPUNotAvailableError: There is none.
+    """
+    platform = jax.default_backend()
+    chip = current_target() if platform == "tpu" else None
+    if chip is None:
+        raise TPUNotAvailableError(
+            f"measuring needs a TPU, but this process has {platform} devices; run it on a TPU VM, "
+            "or leave --measure out and take the static estimate."
+        )
+    return chip
+
+
+def measured_timer(
+    op: Op, case: KernelCase, *, values: Values | None = None
+) -> Callable[[Blocks, Direction], float]:
+    """Return a timer that runs the op here: the median of several runs after a first one.
+
+    Args:
+        op: The op to run.
+        case: Its shapes.
+        values: (case) -> values of integer arguments that decide what the kernel does; by default
+            the op's own.
+
+    Raises:
+        TPUNotAvailableError: There is no TPU here.
+    """
+    local_chip()
+    known = values or op.values
+    given = {} if known is None else known(case)
+    arrays = [
+        jnp.asarray(given[place]) if place in given else _filled(argument)
+        for place, argument in enumerate(case.arguments)
+    ]
+
+    def timer(blocks: Blocks, direction: Direction) -> float:
+        run = jax.jit(op.bind(case, blocks=blocks, direction=direction))
+        jax.block_until_ready(run(*arrays))
+        return statistics.median(_seconds(run, arrays) for _ in range(RUNS))
+
+    return timer
+
+
+def _seconds(run: Callable[..., Any], arrays: list[Any]) -> float:
+    started = time.perf_counter()
+    jax.block_until_ready(run(*arrays))
+    return time.perf_counter() - started
+
+
+def _filled(argument: jax.ShapeDtypeStruct) -> Any:
+    if jnp.issubdtype(argument.dtype, jnp.floating):
+        return jax.random.normal(jax.random.key(0), argument.shape, argument.dtype)
+    return jnp.ones(argument.shape, argument.dtype)
+
+
+# Estimates do not rank blocks finer than this, so a choice stays unless it is beaten by more.
 LEAST_GAIN = 0.02
-FORWARD_CONTENDERS = 2  # of the fastest forward passes, whose gradients are timed too
+FORWARD_CONTENDERS = 2  # fastest forward passes whose gradients are timed too
 Timer = Callable[[Blocks, Direction], float]
 
 
@@ -36,23 +102,23 @@ def tune_op(
 ) -> TuningResult:
     """Find the block sizes that make a case fastest on a generation.
 
-    A compile is dear, so the search climbs: from the default blocks it times the next larger and
-    the next smaller value of each size, goes to the fastest, and ends where no step gains. The
-    forward pass leads first; then both passes together decide between its fastest blocks, and
-    lead up the sizes that only the backward pass takes.
+    A compile is expensive, so the search climbs: from the default blocks it times the next larger
+    and the next smaller value of each size, moves to the fastest, and ends where no step gains. The
+    forward pass leads first. Then both passes together decide between its fastest blocks, and lead
+    the search over the sizes that only the backward pass has.
 
     Args:
         op: Its `block_space` gives the values of each size, its default blocks the start.
-        case: The shapes; the choice is kept for all of their bucket.
+        case: The shapes; the choice applies to all of their bucket.
         chip: The generation.
         gradient: Whether to tune the backward pass too, where the op has one.
-        seconds: Stop trying after this long.
-        timer: Seconds of a choice in a direction; by default the static estimate.
-        origin: Where the timer's seconds come from.
-        values: Of integer arguments that decide what the kernel does, such as group sizes; by
-            default the op's own.
-        progress: Called with what is tried next.
-        use_cache: Whether estimates on disk will do, and these are kept.
+        seconds: Time budget.
+        timer: (blocks, direction) -> seconds; by default the static estimate.
+        origin: Origin of the timer's seconds.
+        values: (case) -> values of integer arguments that decide what the kernel does, such as
+            group sizes; by default the op's own.
+        progress: Called with the next choice.
+        use_cache: Whether to read and keep estimates on disk.
 
     Raises:
         TPUKernelError: No choice of blocks compiles.
@@ -100,7 +166,7 @@ def _climb_forward(search: "_Search", grid: "_Grid", chosen: Blocks) -> Blocks:
 def _climb_backward(
     search: "_Search", grid: "_Grid", default: Blocks, fast_forward: Blocks
 ) -> Blocks:
-    """Choose by both passes: sizes that serve both may speed one up and slow the other down."""
+    """Choose by both passes, because a size may speed one up and slow the other down."""
     backward_only = [
         name
         for name in grid.sizes
@@ -111,8 +177,8 @@ def _climb_backward(
     ]
     for blocks in (default, fast_forward, *search.fastest(FORWARD_CONTENDERS)):
         search.gradient(blocks)
-    # Where no backward pass has a time, what is fastest forward stands, and not a default that
-    # may have none at all.
+    # Without a time of any backward pass the fastest forward blocks stay, not a default that may
+    # have no time at all.
     chosen = search.fastest_gradient(default if search.has_gradient() else fast_forward)
     while True:
         for blocks in grid.beside(chosen, backward_only):
@@ -124,11 +190,11 @@ def _climb_backward(
 
 
 class _Grid:
-    """The values each size may take, by name, and the choices one step away from another.
+    """The values of each size by name, and the choices one step away from another.
 
     Attributes:
-        members: The op's own choices that VMEM can hold, the nearest to the default first.
-        too_large: How many it cannot.
+        members: The op's choices that fit in VMEM, the nearest to the default first.
+        too_large: How many do not fit.
     """
 
     def __init__(self, op: Op, case: KernelCase, chip: str, default: Blocks) -> None:
@@ -144,7 +210,7 @@ class _Grid:
         }
 
     def beside(self, blocks: Blocks, names: Sequence[str] | None = None) -> Iterator[Blocks]:
-        """The choices with the next value of one of the named sizes; of any by default."""
+        """Yield the choices with the next value of one named size; of any by default."""
         for name in self.sizes if names is None else names:
             values = self.sizes[name]
             place = values.index(blocks.to_dict()[name])
@@ -155,7 +221,7 @@ class _Grid:
 
 
 class _Search:
-    """What was tried so far, within a budget of time."""
+    """The trials so far, within a time budget."""
 
     def __init__(
         self,
@@ -174,7 +240,7 @@ class _Search:
         self.left: set[tuple[Any, ...]] = set()
 
     def forward(self, blocks: Blocks) -> None:
-        """Time the forward pass with these blocks; the first is tried whatever the budget."""
+        """Time the forward pass with these blocks; the first is timed whatever the budget."""
         if _key(blocks) in self.trials or (self.trials and self._late(blocks)):
             return
         self._say("forward", blocks)
@@ -194,27 +260,27 @@ class _Search:
             return
         self._say("both passes", blocks)
         try:
-            found = dataclasses.replace(trial, gradient_s=self._timer(blocks, "backward"))
+            timed = dataclasses.replace(trial, gradient_s=self._timer(blocks, "backward"))
         except TPUError as error:
-            found = dataclasses.replace(trial, error=str(error))
-        self.trials[_key(blocks)] = found
+            timed = dataclasses.replace(trial, error=str(error))
+        self.trials[_key(blocks)] = timed
 
     def forward_s(self, blocks: Blocks) -> float | None:
-        """The time of a forward pass, if it has one."""
+        """Return the time of a forward pass, if it has one."""
         trial = self.trials.get(_key(blocks))
         return None if trial is None else trial.forward_s
 
     def timed(self) -> list[Trial]:
-        """The trials whose forward pass has a time, the fastest first."""
-        found = [trial for trial in self.trials.values() if trial.forward_s is not None]
-        return sorted(found, key=lambda trial: trial.forward_s or 0.0)
+        """Return the trials whose forward pass has a time, the fastest first."""
+        timed = [trial for trial in self.trials.values() if trial.forward_s is not None]
+        return sorted(timed, key=lambda trial: trial.forward_s or 0.0)
 
     def has_gradient(self) -> bool:
         """Whether any backward pass has a time."""
         return any(trial.gradient_s is not None for trial in self.trials.values())
 
     def first_that_works(self, candidates: Sequence[Blocks]) -> None:
-        """Try one after another until one has a time.
+        """Try choices in order until one has a time.
 
         Raises:
             TPUKernelError: None has.
@@ -230,17 +296,17 @@ class _Search:
         )
 
     def fastest(self, most: int) -> list[Blocks]:
-        """The blocks with the fastest forward passes."""
+        """Return the blocks with the fastest forward passes."""
         return [trial.blocks for trial in self.timed()[:most]]
 
     def fastest_forward(self, chosen: Blocks) -> Blocks:
-        """The blocks with the fastest forward pass; the chosen ones unless beaten by enough."""
+        """Return the fastest blocks by forward pass; the chosen ones unless clearly beaten."""
         best, usual = self.timed()[0], self.forward_s(chosen)
         beaten = usual is None or (best.forward_s or 0.0) < usual * (1 - LEAST_GAIN)
         return best.blocks if beaten else chosen
 
     def fastest_gradient(self, chosen: Blocks) -> Blocks:
-        """The same by both passes together."""
+        """Return the fastest blocks by both passes; the chosen ones unless clearly beaten."""
         timed = [trial for trial in self.trials.values() if trial.gradient_s is not None]
         if not timed:
             return chosen
@@ -262,12 +328,12 @@ class _Search:
 
 def _static(op: Op, case: KernelCase, chip: str, values: Values | None, use_cache: bool) -> Timer:
     def timer(blocks: Blocks, direction: Direction) -> float:
-        found = estimate(
+        estimated = estimate(
             op, case, chip, blocks, direction=direction, values=values, use_cache=use_cache
         )
-        if found.time_s is None:
-            raise TPUKernelError(found.reason)
-        return found.time_s
+        if estimated.time_s is None:
+            raise TPUKernelError(estimated.reason)
+        return estimated.time_s
 
     return timer
 

@@ -1,4 +1,4 @@
-"""Models of any framework behind one protocol: a registry says whose model it is."""
+"""Adapters: models of any framework behind one protocol, and the registry of model kinds."""
 
 from .protocol import Applied as Applied
 from .protocol import ModelAdapter as ModelAdapter

@@ -1,4 +1,4 @@
-"""Models written in equinox; only whoever passes one has to have it installed."""
+"""Models written in equinox, which is imported only for such models."""
 
 import base64
 import io
@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from ...frameworks import is_instance_of
 from ...parallel.sharding.trees import join_path
 from ..execution import Execution
-from ..loss.loss import Batch
+from ..loss import Batch
 from ..remat.policy import RematPolicy
 from ..remat.segments import checkpoint_segments
-from .kind import ModelKind
-from .own_files import TrainedArrays
+from .kind import ModelKind, TrainedArrays
 from .protocol import Applied, ModelInputs, Variables
 
 
@@ -30,7 +29,7 @@ class EquinoxAdapter:
     initialised: bool = True
 
     def init(self, rng: jax.Array) -> Variables:
-        """The module's own arrays."""
+        """Return copies of the module's arrays."""
         import equinox
 
         return Variables(equinox.filter(self.model, equinox.is_inexact_array), {}).copied()
@@ -61,7 +60,7 @@ LEAVES_FILE = "model.eqx"
 
 
 def _describe(model: Any) -> dict[str, Any]:
-    """Record the order of the leaves: the name of a parameter, or the content of another leaf."""
+    """Return the leaves in order: the name of a parameter, or the content of another leaf."""
     import equinox
 
     leaves: list[dict[str, str]] = []

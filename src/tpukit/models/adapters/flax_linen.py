@@ -13,11 +13,10 @@ from flax.linen.transforms import lift_transform
 
 from ...frameworks import is_instance_of
 from ..execution import Execution
-from ..loss.loss import Batch
+from ..loss import Batch
 from ..remat.policy import RematPolicy
 from ..remat.segments import checkpoint_segments
-from .kind import ModelKind
-from .own_files import TrainedArrays, nested, plain_array
+from .kind import ModelKind, TrainedArrays, nested, plain_array
 from .protocol import Applied, ModelInputs, Variables
 
 
@@ -30,7 +29,7 @@ class LinenAdapter:
     initialised: bool = False
 
     def init(self, rng: jax.Array) -> Variables:
-        """New variables, made by calling the module on zeros."""
+        """Return new variables, made by calling the module on zeros."""
         rngs = {"params": rng, "dropout": jax.random.fold_in(rng, 1)}
         variables = dict(meta.unbox(self.model.init(rngs, *self.inputs.zeros())))
         return Variables(variables.pop("params", {}), variables)
@@ -51,7 +50,7 @@ class LinenAdapter:
 
 
 def checkpoint_linen(model: linen.Module, remat: RematPolicy) -> linen.Module:
-    """The same module, called in checkpointed segments; names of parameters stay."""
+    """Return the same module, called in checkpointed segments; names of parameters stay."""
     checkpointed: Any = lift_transform(_in_segments, type(model), remat=remat)
     fields = {
         field.name: getattr(model, field.name)
@@ -83,7 +82,7 @@ def _in_segments(function: Any, *, remat: RematPolicy) -> Any:
 
 
 def _collections(variables: Any, *, trained: bool) -> list[list[dict[str, Any]]]:
-    """Of every scope in every group, the parameters or all else."""
+    """Return the parameters, or all other collections, of every scope."""
     return [
         [{name: scope[name] for name in scope if (name == "params") is trained} for scope in group]
         for group in variables

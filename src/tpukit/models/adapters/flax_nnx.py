@@ -13,11 +13,11 @@ from flax import nnx
 from ...errors import TPUModelError
 from ...frameworks import is_instance_of, is_subclass_of
 from ..execution import Execution
-from ..loss.loss import Batch
-from ..remat.nnx_layers import checkpoint_nnx
+from ..loss import Batch
+from ..remat.policy import RematPolicy
 from ..remat.segments import checkpoint_segments
-from .kind import ModelKind
-from .own_files import TrainedArrays, nested
+from ..transformer.model import Transformer
+from .kind import ModelKind, TrainedArrays, nested
 from .protocol import Applied, ModelInputs, Variables
 
 
@@ -30,11 +30,11 @@ class NnxAdapter:
 
     @property
     def initialised(self) -> bool:
-        """A module that was handed over keeps the values it has."""
+        """Whether the model is a module, which keeps its values."""
         return isinstance(self.model, nnx.Module)
 
     def init(self, rng: jax.Array) -> Variables:
-        """The module's own variables, or new ones from the factory."""
+        """Return the module's own variables, or new ones from the factory."""
         model = self.model if self.initialised else self.model(nnx.Rngs(rng))
         if not isinstance(model, nnx.Module):
             raise TPUModelError(
@@ -63,8 +63,39 @@ class NnxAdapter:
         return Applied(outputs, nnx.to_pure_dict(rest))
 
 
+def checkpoint_nnx(model: nnx.Module, remat: RematPolicy) -> nnx.Module:
+    """Return the same module with `__call__` in checkpointed segments.
+
+    Parameters keep their names and order. A reference transformer sets its own checkpoints.
+    """
+    copy = nnx.merge(*nnx.split(model))
+    if isinstance(copy, Transformer):
+        copy.execution = copy.execution.replace(remat=remat)
+        return copy
+    copy.__class__ = _checkpointed(type(model), remat)
+    return copy
+
+
+def _checkpointed(kind: type[Any], remat: RematPolicy) -> type[Any]:
+    """Return a subclass with `__call__` in checkpointed segments."""
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        definition, params, rest = nnx.split(self, nnx.Param, ...)
+
+        def run(params: Any, rest: Any, *args: Any, **options: Any) -> Any:
+            model = nnx.merge(definition, params, rest)
+            outputs = kind.__call__(model, *args, **options)
+            return outputs, nnx.split(model, nnx.Param, ...)[2]
+
+        outputs, changed = checkpoint_segments(run, remat)(params, rest, *args, **options)
+        nnx.update(self, changed)
+        return outputs
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
 def _makes_modules(model: object) -> bool:
-    """Whether this is an nnx class or a function; an object that can be called is neither."""
+    """Whether this is an nnx class or a function, as opposed to a callable object."""
     if isinstance(model, functools.partial):
         return _makes_modules(model.func)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     if is_subclass_of(model, "flax.nnx"):
@@ -76,7 +107,7 @@ STATE_FOLDER = "state"
 
 
 def _describe(model: Any) -> dict[str, Any]:
-    """Record which variables are random state, which belongs to a run and not to its model."""
+    """Return the names of random state, which belongs to a run and not to its model."""
     made = nnx.eval_shape(lambda: model if isinstance(model, nnx.Module) else model(nnx.Rngs(0)))
     _, random, _ = nnx.split(made, nnx.RngState, ...)
     return {"random": ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(random)]}
@@ -114,7 +145,7 @@ FLAX_NNX_FUNCTION = ModelKind(
     accepts="a function that makes an nnx module from nnx.Rngs",
     recognises=_makes_modules,
     build=NnxAdapter,
-    # To checkpoints a function is a function, whatever it makes.
+    # A function is checkpointed as a function of its parameters.
     checkpoint=checkpoint_segments,
     describe=_describe,
     write=_write,

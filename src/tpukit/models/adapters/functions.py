@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 
 from ..execution import Execution
-from ..loss.loss import Batch
+from ..loss import Batch
 from ..remat.policy import RematPolicy
 from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
@@ -25,19 +25,19 @@ class FunctionAdapter:
     initialised: bool = False
 
     def init(self, rng: jax.Array) -> Variables:
-        """New parameters."""
+        """Return new parameters."""
         return Variables(self.init_function(rng), {})
 
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
-        """Apply the function to the whole batch."""
+        """Apply the function to the batch."""
         call = checkpoint_segments(self.apply_function, execution.remat)
         return Applied(call(variables.params, batch), variables.model_state)
 
 
 def _is_pair(model: object) -> bool:
-    # Named pairs of functions (haiku's Transformed, an optax optimizer) mean something else.
+    # Named tuples of functions (haiku's Transformed, an optax optimizer) are not models.
     if type(model) not in (tuple, list):
         return False
     parts = list(cast("Iterable[object]", model))

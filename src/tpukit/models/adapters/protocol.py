@@ -1,4 +1,4 @@
-"""What a workload needs from a model, whatever framework it is written in."""
+"""The protocol between a workload and a model of any framework."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ..execution import Execution
-from ..loss.loss import Batch
+from ..loss import Batch
 
 
 class Variables(NamedTuple):
-    """What a model owns: `params` are trained, `model_state` (batch statistics …) is carried."""
+    """A model's arrays: `params` are trained, `model_state` (batch statistics …) is carried."""
 
     params: PyTree
     model_state: PyTree
 
     def copied(self) -> "Variables":
-        """The same values in new arrays.
+        """Return the same values in new arrays.
 
-        A step donates its state; without copies it would delete the arrays of the user's model.
+        A step donates its state, which without copies would delete the user's own arrays.
         """
         return jax.tree.map(lambda leaf: leaf.copy(), self)
 
 
 class Applied(NamedTuple):
-    """What a model gave: outputs, its new state, and what its routers did and cost (MoE)."""
+    """The result of a model: outputs, new state, router statistics, and an extra loss term."""
 
     outputs: PyTree
     model_state: PyTree
@@ -39,27 +39,27 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is called with: entries of a batch by name, and the shapes of all entries."""
+    """The names of the batch entries that a model is called with, and the shapes of all entries."""
 
     names: tuple[str, ...]
     batch_shapes: Mapping[str, jax.ShapeDtypeStruct]
 
     def arguments(self, batch: Batch) -> list[jax.Array]:
-        """The entries of `batch` that the model is called with, in order.
+        """Return the entries of `batch` that the model is called with, in order.
 
         Raises:
-            TPUModelError: The batch lacks one.
+            TPUModelError: The batch has no such entry.
         """
         for name in self.names:
             if name not in batch:
                 raise TPUModelError(
                     f"the batch has {', '.join(sorted(batch))} but the model reads '{name}'; "
-                    "name the entries it is called with: Workload(..., inputs=(…,))."
+                    "set the model's inputs: Workload(..., inputs=(…,))."
                 )
         return [batch[name] for name in self.names]
 
     def zeros(self) -> list[jax.Array]:
-        """Arguments of the right shapes, for frameworks that initialise by calling the model."""
+        """Return arguments of zeros, for frameworks that initialise by calling the model."""
         shapes = self.batch_shapes
         return self.arguments({name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()})
 
@@ -69,11 +69,11 @@ class ModelAdapter(Protocol):
 
     @property
     def initialised(self) -> bool:
-        """True when `init` returns arrays that exist already instead of making new ones."""
+        """Whether `init` returns existing arrays instead of new ones."""
         ...
 
     def init(self, rng: jax.Array) -> Variables:
-        """New variables; a pure function that can be traced."""
+        """Return new variables; a pure function that can be traced."""
         ...
 
     def apply(
@@ -84,8 +84,8 @@ class ModelAdapter(Protocol):
 
 
 def head_counts_of(adapter: ModelAdapter) -> Mapping[str, int] | None:
-    """Return how many "heads" and "kv_heads" a model has, where its adapter has `head_counts`.
+    """Return the numbers of "heads" and "kv_heads", or None where the adapter has none.
 
-    Layouts need it for models that merge heads and head size into one dimension.
+    Layouts need them for models that merge heads and head size into one dimension.
     """
     return getattr(adapter, "head_counts", None)

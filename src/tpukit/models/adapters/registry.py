@@ -1,4 +1,4 @@
-"""The kinds of model that are known, in the order in which they are asked."""
+"""The registry of model kinds, in the order in which they are tried."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .protocol import ModelAdapter, ModelInputs
 from .torch_module import TORCH
 from .transformer import REFERENCE_TRANSFORMER
 
-# Functions come last: a function says nothing of what it makes.
+# Functions come last, because any callable looks like one.
 BUILT_IN = (
     REFERENCE_TRANSFORMER,
     FLAX_NNX,
@@ -27,7 +27,7 @@ BUILT_IN = (
     FUNCTIONS,
     FLAX_NNX_FUNCTION,
 )
-# Frameworks people bring that have no adapter here, by package, and what to do instead.
+# Frameworks without an adapter, by package, with advice.
 _WITHOUT_ADAPTER = {
     "keras": ("Keras", ""),
     "tensorflow": ("TensorFlow", ""),
@@ -41,7 +41,7 @@ _registered: list[ModelKind] = []
 
 @dataclass(frozen=True)
 class Registration:
-    """An adapter that was registered; as a context manager it is unregistered at the end."""
+    """A registered adapter; as a context manager it is unregistered at the end."""
 
     name: str
 
@@ -65,25 +65,25 @@ def register_adapter(
     accepts: str = "",
     checkpoint: Checkpoint | None = None,
 ) -> Registration:
-    """Make models of another framework trainable, plannable and compilable like any other.
+    """Register an adapter for models of another framework.
 
-    Registered adapters are asked before the built-in ones, the newest first.
+    Registered adapters are tried before the built-in ones, the newest first.
 
     Args:
-        name: Of the framework.
-        recognises: (object) -> whether it is a model of this framework. It is asked about every
+        name: The name of the framework.
+        recognises: (object) -> whether it is a model of this framework. It is called for every
             model, so it must be cheap and import nothing.
-        build: (model, inputs) -> a `ModelAdapter`; `inputs.arguments(batch)` are the entries of a
-            batch that the user wants the model called with.
-        accepts: What a user passes, for error messages; "a <name> model" by default.
+        build: (model, inputs) -> a `ModelAdapter`; `inputs.arguments(batch)` returns the batch
+            entries that the model is called with.
+        accepts: A description of the model for error messages; "a <name> model" by default.
         checkpoint: (model, policy) -> the same model with gradient checkpoints, for
             `enable_gradient_checkpointing`.
 
     Returns:
-        A context manager that unregisters it at the end; without `with` it stays.
+        A context manager that unregisters the adapter at the end; without `with` it stays.
 
     Raises:
-        TPUModelError: The name is taken.
+        TPUModelError: The name is registered already.
     """
     if name in (kind.name for kind in known_kinds()):
         raise TPUModelError(
@@ -102,10 +102,10 @@ def register_adapter(
 
 
 def unregister_adapter(name: str) -> None:
-    """Forget an adapter that was registered.
+    """Remove a registered adapter.
 
     Raises:
-        TPUModelError: None of that name was; built-in ones stay.
+        TPUModelError: No registered adapter has this name; built-in adapters cannot be removed.
     """
     for kind in _registered:
         if kind.name == name:
@@ -114,21 +114,21 @@ def unregister_adapter(name: str) -> None:
     own = [kind.name for kind in _registered]
     raise TPUModelError(
         f"'{name}' is not a registered adapter; registered are {', '.join(own) or 'none'}, and "
-        "built-in ones stay." + did_you_mean(name, own)
+        "built-in adapters cannot be removed." + did_you_mean(name, own)
     )
 
 
 def known_kinds() -> Iterator[ModelKind]:
-    """Every kind of model in the order in which they are asked."""
+    """Yield every kind of model in the order in which they are tried."""
     yield from _registered
     yield from BUILT_IN
 
 
 def kind_of(model: object) -> ModelKind:
-    """The first kind that recognises `model`.
+    """Return the first kind that recognises `model`.
 
     Raises:
-        TPUModelError: None does; the message lists them and says how to add one.
+        TPUModelError: None does; the message lists all kinds and how to add one.
     """
     for kind in known_kinds():
         if kind.recognises(model):
@@ -136,15 +136,15 @@ def kind_of(model: object) -> ModelKind:
     raise _unknown(model)
 
 
-def is_model(found: object) -> bool:
-    """Whether any kind recognises it."""
-    return any(kind.recognises(found) for kind in known_kinds())
+def is_model(value: object) -> bool:
+    """Whether any kind recognises the value as a model."""
+    return any(kind.recognises(value) for kind in known_kinds())
 
 
 def adapt(
     model: object, *, inputs: Sequence[str], batch_shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> ModelAdapter:
-    """The adapter for `model`.
+    """Return the adapter for `model`.
 
     Args:
         model: Anything that one of the known kinds recognises.
@@ -169,13 +169,13 @@ def _unknown(model: object) -> TPUModelError:
     is_class = isinstance(model, type)
     name = f"the class {model.__name__}" if is_class else type(model).__name__
     known = ", ".join(kind.accepts for kind in known_kinds())
-    seen, advice = f"{name} is not a model that is known", "pass an instance; " if is_class else ""
+    seen, advice = f"{name} is not a supported model", "pass an instance; " if is_class else ""
     for package in packages_of(model):
         if package in _WITHOUT_ADAPTER:
             title, advice = _WITHOUT_ADAPTER[package]
             seen = f"{name} belongs to {title}, which has no adapter here"
             break
     return TPUModelError(
-        f"{seen}; {advice}known are {known}. Add another framework with "
+        f"{seen}; {advice}expected {known}. Add another framework with "
         "tpukit.models.register_adapter."
     )

@@ -1,4 +1,4 @@
-"""The reference transformer, named by a preset or described by a configuration."""
+"""The adapter of reference transformers, from a preset's name or a configuration."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,15 @@ from flax import nnx
 from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ..execution import Execution
-from ..loss.chunked import TokenSplit, chunked_next_token_loss, count_chunks
-from ..loss.loss import Batch, WeightedLoss, default_loss, token_targets
+from ..loss import (
+    Batch,
+    TokenSplit,
+    WeightedLoss,
+    chunked_next_token_loss,
+    count_chunks,
+    default_loss,
+    token_targets,
+)
 from ..presets import get_preset
 from ..remat.policy import RematPolicy
 from ..transformer.config import TransformerConfig
@@ -30,7 +37,7 @@ class TransformerAdapter:
 
     @property
     def head_counts(self) -> dict[str, int]:
-        """Heads of queries, and of keys and values, that every kind of layer can be split by."""
+        """Heads of queries, and of keys and values, that divide those of every kind of layer."""
         heads: list[int] = []
         kv_heads: list[int] = []
         for layer in self.config.kinds.values():
@@ -43,12 +50,12 @@ class TransformerAdapter:
         return {"heads": math.gcd(*heads), "kv_heads": math.gcd(*kv_heads)}
 
     def init(self, rng: jax.Array) -> Variables:
-        """New parameters."""
+        """Return new parameters."""
         model = Transformer(self.config, rngs=nnx.Rngs(params=rng))
         return Variables(nnx.to_pure_dict(nnx.state(model, nnx.Param)), {})
 
     def module(self, params: Any, execution: Execution) -> Transformer:
-        """The nnx module that holds `params`."""
+        """Return the nnx module that holds `params`."""
         empty = nnx.eval_shape(lambda: Transformer(self.config, rngs=nnx.Rngs(0)))
         definition, state = nnx.split(empty)
         nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
@@ -59,7 +66,7 @@ class TransformerAdapter:
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
-        """Logits for `batch["inputs"]`; `positions` and `segment_ids` are read if present."""
+        """Return logits of `batch["inputs"]`; `positions` and `segment_ids` are optional."""
         model = self.module(variables.params, execution)
         x, router = model.hidden(
             batch["inputs"],
@@ -72,13 +79,13 @@ class TransformerAdapter:
     def read_out(
         self, model: Transformer, x: jax.Array, batch: Batch, router: RouterStats | None
     ) -> "ReadOut":
-        """What the last layer's output `x` comes to.
+        """Return logits or loss, router statistics and loss terms of the last layer's output.
 
         Args:
             model: The module.
-            x: (B, S, d_model).
-            batch: What it was computed from.
-            router: What the decoder's routers did.
+            x: (B, S, d_model) the output of the last layer.
+            batch: The batch.
+            router: The router statistics of the layers.
         """
         targets = token_targets(batch, x.shape[:2])
         normed = model.final_norm(x)
@@ -90,14 +97,14 @@ class TransformerAdapter:
         return ReadOut(outputs, router, self._penalty(router, further))
 
     def layer_state(self, layers: Any) -> Any:
-        """Some layers' parameters in the form the module scans over."""
+        """Return parameters of layers as the nnx state that the module scans over."""
         empty = nnx.eval_shape(lambda: Transformer(self.config, rngs=nnx.Rngs(0)))
         state = nnx.state(empty.layers)
         nnx.replace_by_pure_dict(state, layers)
         return state
 
     def _penalty(self, router: RouterStats | None, further: jax.Array | None) -> jax.Array | None:
-        """What uneven routers and further predictions add to the mean loss."""
+        """Return the loss terms of router balance and multi-token prediction, or None."""
         weight = self.config.router_balance_weight
         uneven = None if router is None or not weight else weight * router.balance_loss
         if further is None:
@@ -107,12 +114,12 @@ class TransformerAdapter:
 
 
 class ReadOut(NamedTuple):
-    """What a model's last layer comes to.
+    """The outputs of a model after its last layer.
 
     Attributes:
-        outputs: Logits, or their loss where they are too many to hold.
-        router: What all routers did.
-        penalty: What is added to the mean loss.
+        outputs: Logits, or the chunked loss where logits would be too large.
+        router: The statistics of all routers.
+        penalty: A term that is added to the mean loss.
     """
 
     outputs: jax.Array | WeightedLoss
@@ -123,13 +130,13 @@ class ReadOut(NamedTuple):
 def _read_out(
     model: Transformer, normed: jax.Array, targets: jax.Array | None
 ) -> jax.Array | WeightedLoss:
-    """Logits of normed activations, or their loss where they are too many to hold."""
+    """Return logits of normed activations, or the chunked loss where they would be too large."""
     wanted = model.execution.loss_chunks
     if targets is not None and wanted is not None:
         head = model.head()
         if callable(wanted) and model.config.logit_soft_cap is None:
             return wanted(normed, head, targets)
-        wanted = "auto" if callable(wanted) else wanted  # which knows no cap
+        wanted = "auto" if callable(wanted) else wanted  # functions do not support a soft cap
         shape = (*normed.shape[:2], head.shape[-1])
         split = TokenSplit.of(shape)
         if count_chunks(wanted, shape, itemsize=head.dtype.itemsize, split=split) > 1:
@@ -148,9 +155,9 @@ def _read_out(
 def _loss_of_predictions(
     model: Transformer, normed: jax.Array, targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, RouterStats | None]:
-    """Losses of all depths over the number of tokens that count, added up, and their routers'.
+    """Return the summed losses of all depths per counted token, and their router statistics.
 
-    Divided by what the decoder's own loss is, so that micro-batches add up to the whole batch.
+    The divisor is that of the model's own loss, so that micro-batches add up to the full batch.
     """
     assert model.mtp is not None
     positions, segments = batch.get("positions"), batch.get("segment_ids")
@@ -179,8 +186,8 @@ def _build(model: str | TransformerConfig, inputs: ModelInputs) -> TransformerAd
 
 def _refuse_checkpoints(model: str | TransformerConfig, remat: RematPolicy) -> NoReturn:
     raise TPUModelError(
-        "a preset or a configuration does not run by itself, so there is nothing to change in it; "
-        f"write Workload(model, remat='{remat}', …)."
+        "a preset or a configuration has no function to checkpoint; use Workload(model, "
+        f"remat='{remat}', …)."
     )
 
 

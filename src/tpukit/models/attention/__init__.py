@@ -1,1 +1,1 @@
-"""Which attention a model runs, and how a kernel is placed on a mesh."""
+"""Attention implementations of a model, and their placement on a mesh."""

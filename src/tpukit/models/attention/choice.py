@@ -1,4 +1,4 @@
-"""Ways to compute causal attention, behind one call so that a model can be given any of them."""
+"""Implementations of causal attention behind one signature, and their choice by name."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,23 +9,23 @@ import jax.numpy as jnp
 from ...annotations import AnyMesh
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
-from ...kernels.ops.flash_attention.chunks import attend_in_chunks
+from ...kernels.ops.flash_attention.api import implementation as flash_as
 from ...kernels.ops.flash_attention.cudnn_gpu import why_not_cudnn
-from ...kernels.ops.flash_attention.differentiation import implementation as flash_as
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
 from ...kernels.ops.flash_attention.problem import SegmentIds
+from ...kernels.ops.flash_attention.reference import attend_in_chunks
 from ...kernels.registry.op import XLA
 from ...parallel.ring.attention import ring_attention
 from .tpu_kernels import flash_attention, splash_attention, splash_attention_in_two
 
-# Above this length the full score matrix outweighs every other activation of a layer.
+# Above this length the score matrix is larger than every other activation of a layer.
 LONGEST_UNBLOCKED = 2048
 
 
 class AttentionFunction(Protocol):
     """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
-    A function that cannot do one of the options raises TPUModelError with the way out.
+    A function raises TPUModelError for options that it does not support.
     """
 
     def __call__(
@@ -41,7 +41,7 @@ class AttentionFunction(Protocol):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        """The result (B, S, H, Dv).
+        """Return the attention output (B, S, H, Dv).
 
         Args:
             q: Queries.
@@ -49,10 +49,10 @@ class AttentionFunction(Protocol):
             v: Values.
             window: How many keys back a query attends to, itself included (None: all).
             chunk: Query i attends to key j only if i // chunk == j // chunk.
-            segment_ids: (B, S) numbers that keep packed documents apart.
-            scale: Of the scores; `Dk ** -0.5` by default.
-            soft_cap: Scores are bent by a tanh to stay within ± this.
-            sinks: (H,) learned scores that join the sum of a row's weights, and nothing else.
+            segment_ids: (B, S) document numbers; tokens attend within their document only.
+            scale: Scale of the scores; `Dk ** -0.5` by default.
+            soft_cap: Scores are limited to ± this by a tanh.
+            sinks: (H,) learned scores that are added to the softmax's denominator only.
         """
         ...
 
@@ -69,15 +69,15 @@ def dot_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """The whole score matrix at once, through `jax.nn.dot_product_attention`.
+    """Return attention with the full score matrix, through `jax.nn.dot_product_attention`.
 
-    Soft caps, sinks and values of another width it does not have: with these the matrix is
-    computed in rows, which are made again for the gradient.
+    That function has no soft caps, sinks or values of another width. With these, scores are
+    computed row by row and recomputed for the gradient.
     """
-    whole = soft_cap is None and sinks is None and v.shape[-1] == q.shape[-1]
+    supported = soft_cap is None and sinks is None and v.shape[-1] == q.shape[-1]
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-        if whole:
+        if supported:
             return _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="xla")
         pair = None if ids is None else SegmentIds(ids, ids)
         options = {"causal": True, "window": window, "scale": scale, "soft_cap": soft_cap}
@@ -98,19 +98,19 @@ def cudnn_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """CuDNN's kernel, on an NVIDIA GPU.
+    """Return attention by cuDNN's kernel, on an NVIDIA GPU.
 
     Raises:
-        TPUModelError: cuDNN has no such attention.
+        TPUModelError: cuDNN does not support the options.
     """
     reason = why_not_cudnn(
         q, v, causal=True, window=window, masked=False, soft_cap=soft_cap, sinks=sinks
     )
     if reason is not None:
-        raise TPUModelError(f"{reason}; use attention='auto', which takes XLA there, or 'xla'.")
+        raise TPUModelError(f"{reason}; use attention='auto', which falls back to XLA, or 'xla'.")
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-        # Keys and values have one width there: columns of zeros are cut off again.
+        # cuDNN needs values as wide as keys, so they are padded and the output is cut.
         width = v.shape[-1]
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - width)))
         out = _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="cudnn")
@@ -160,11 +160,12 @@ def automatic_attention(
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """Choose our flash kernel on TPU, cuDNN's on GPU, elsewhere all scores, or blocks of many.
+    """Return attention by our flash kernel on TPU, by cuDNN on GPU, by XLA elsewhere.
 
-    The platform is the one the program is lowered for, so a program made on a laptop for a TPU
-    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`;
-    without a mesh nobody knows how the arrays are spread, so there is no kernel.
+    The platform is the one the program is lowered for, so a program that is compiled on a laptop
+    for a TPU contains the kernel. XLA computes all scores at once, or blocks of long sequences.
+    `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`; without a mesh the
+    sharding is unknown and the TPU kernel is not used.
     """
     options: dict[str, Any] = {"window": window, "chunk": chunk, "scale": scale}
     on_gpu = current_target() is None and jax.default_backend() == "gpu"
@@ -192,7 +193,7 @@ def automatic_attention(
     return choose(q, k, v, sinks, tpu=kernel, default=plain)
 
 
-# "ring", "flash" and "splash" without a mesh work on one device; a workload gives them its mesh.
+# Without a mesh, "ring", "flash" and "splash" run on one device; a workload adds its mesh.
 _BY_NAME: dict[str, Callable[..., jax.Array]] = {
     "auto": automatic_attention,
     "xla": dot_attention,
@@ -205,12 +206,16 @@ _BY_NAME: dict[str, Callable[..., jax.Array]] = {
 
 
 def get_attention(attention: str | AttentionFunction) -> AttentionFunction:
-    """The attention called by that name, or the function itself."""
+    """Return the attention function of that name, or the function itself.
+
+    Raises:
+        TPUModelError: The name is unknown.
+    """
     if not isinstance(attention, str):
         return attention
     if attention not in _BY_NAME:
         raise TPUModelError(
-            f"attention '{attention}' is not known; use one of {', '.join(_BY_NAME)}, or pass a "
+            f"attention '{attention}' is unknown; use one of {', '.join(_BY_NAME)}, or pass a "
             f"function.{did_you_mean(attention, _BY_NAME)}"
         )
     return _BY_NAME[attention]

@@ -1,7 +1,6 @@
-"""Attention on TPU through a kernel, tpukit's own or jax's splash, of which each device runs one.
+"""Attention on TPU by a kernel per device: tpukit's flash kernel or jax's splash kernel.
 
-On a mesh a kernel sees the examples and heads of its own device. Splash keeps blocks of scores that
-never leave VMEM.
+On a mesh each kernel computes the examples and heads of its device. Blocks of scores stay in VMEM.
 """
 
 import math
@@ -17,21 +16,21 @@ from jax.sharding import PartitionSpec
 
 from ...annotations import AnyMesh
 from ...errors import TPUModelError
-from ...kernels.ops.flash_attention.chunks import attend_in_chunks
-from ...kernels.ops.flash_attention.differentiation import implementation
+from ...kernels.ops.flash_attention.api import implementation
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
 from ...kernels.ops.flash_attention.problem import SegmentIds
+from ...kernels.ops.flash_attention.reference import attend_in_chunks
 from ...kernels.registry.op import PALLAS_TPU
-from ...parallel.mesh.manual_axes import axes_to_take, whole_key_heads
+from ...parallel.mesh.manual_axes import sharded_call, whole_key_heads
 
-# Block sizes of the published Trillium recipes; shorter sequences take what divides them.
+# Block sizes of the published Trillium recipes; shorter sequences use a common divisor.
 LARGEST_BLOCK = 2048
 SMALLEST_BLOCK = 128
-HALF_LANES = 64  # heads of 64 compile and run; nothing smaller was tried
+HALF_LANES = 64  # heads of 64 compile and run; smaller ones were not tried
 
 
 class LocalAttention(Protocol):
-    """A kernel that knows nothing of meshes."""
+    """An attention kernel for the arrays of one device."""
 
     def __call__(
         self,
@@ -46,22 +45,22 @@ class LocalAttention(Protocol):
         soft_cap: float | None,
         interpret: bool,
     ) -> jax.Array:
-        """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv)."""
+        """Return causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk), v (B, S, KV, Dv)."""
         ...
 
 
 @dataclass(frozen=True)
 class KernelAttention:
-    """A kernel as an `AttentionFunction` that can be told how its arrays are spread.
+    """A kernel as an `AttentionFunction` with arguments for the sharding of its arrays.
 
     Attributes:
         attend: The kernel.
-        refuse: Raises TPUModelError for queries and values, of so many tokens in a sequence, that
-            the kernel is not made for.
+        check: Raises TPUModelError where the kernel does not support these queries, values and
+            tokens per sequence.
     """
 
     attend: LocalAttention
-    refuse: Callable[[jax.Array, jax.Array, int], None]
+    check: Callable[[jax.Array, jax.Array, int], None]
 
     def __call__(
         self,
@@ -80,7 +79,7 @@ class KernelAttention:
         head_axes: tuple[str, ...] = (),
         interpret: bool = False,
     ) -> jax.Array:
-        """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
+        """Return causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
         Args:
             q: Queries.
@@ -88,19 +87,19 @@ class KernelAttention:
             v: Values.
             window: How many keys back a query attends to, itself included.
             chunk: Query i attends to key j only if i // chunk == j // chunk.
-            segment_ids: (B, S) numbers that keep packed documents apart.
-            scale: Of the scores; `Dk ** -0.5` by default.
-            soft_cap: Scores are bent by a tanh to stay within ± this.
-            sinks: (H,) scores that join the sum of a row's weights, and nothing else.
-            mesh: The mesh the arrays are spread over; None for one device.
-            batch_axes: Mesh axes that split the batch.
-            head_axes: Mesh axes that split the heads.
-            interpret: Run the kernel's meaning without a TPU, slowly.
+            segment_ids: (B, S) document numbers; tokens attend within their document only.
+            scale: Scale of the scores; `Dk ** -0.5` by default.
+            soft_cap: Scores are limited to ± this by a tanh.
+            sinks: (H,) scores that are added to the softmax's denominator only.
+            mesh: The mesh of the arrays; None for one device.
+            batch_axes: Mesh axes that shard the batch.
+            head_axes: Mesh axes that shard the heads.
+            interpret: Interpret the kernel without a TPU, slowly.
 
         Raises:
-            TPUModelError: The kernel is not made for such queries.
+            TPUModelError: The kernel does not support the shapes.
         """
-        self.refuse(q, v, min(q.shape[1], chunk or q.shape[1]))
+        self.check(q, v, min(q.shape[1], chunk or q.shape[1]))
         if mesh is not None:
             k, v = whole_key_heads(q, k, v, mesh=mesh, axes=head_axes)
 
@@ -132,25 +131,17 @@ class KernelAttention:
             return local(q, k, v, segment_ids, sinks)
         spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
         rows = PartitionSpec(batch_axes or None, None)
-        # Inside a pipeline stage the stage axis is taken already: the kernel takes the others.
-        around, free = axes_to_take(mesh)
-        call: Any = jax.shard_map(
-            local,
-            mesh=around,
-            in_specs=(*(spread,) * 3, rows, PartitionSpec(head_axes or None)),
-            out_specs=spread,
-            axis_names=free,
-            check_vma=False,
-        )
+        in_specs = (*(spread,) * 3, rows, PartitionSpec(head_axes or None))
+        call = sharded_call(local, mesh, in_specs=in_specs, out_specs=spread)
         return call(q, k, v, segment_ids, sinks)
 
 
-def _refuse_flash(q: jax.Array, v: jax.Array, length: int) -> None:
+def _check_flash(q: jax.Array, v: jax.Array, length: int) -> None:
     if not can_flash(q, v, length=length):
         raise TPUModelError(
-            f"flash attention takes float32 or bfloat16, {SHORTEST} tokens or more (in a chunk) "
-            f"and heads of {NARROWEST} or more, and the queries are {q.dtype.name} {q.shape}, the "
-            f"values {v.shape}; change them, or use attention='xla'."
+            f"flash attention needs float32 or bfloat16, {SHORTEST} tokens or more (per chunk) and "
+            f"heads of {NARROWEST} or more, but queries are {q.dtype.name} {q.shape} and values "
+            f"{v.shape}; change the shapes, or use attention='xla'."
         )
 
 
@@ -173,21 +164,21 @@ def _flash(
     return kernel(q, k, v, pair, None, None, sinks, interpret=interpret, **options)
 
 
-flash_attention = KernelAttention(_flash, _refuse_flash)
+flash_attention = KernelAttention(_flash, _check_flash)
 
 
 def can_splash(q: jax.Array, v: jax.Array, length: int) -> bool:
-    """Whether the kernel's blocks fit sequences of that length and heads of these widths."""
+    """Whether the kernel's blocks fit sequences of this length and heads of these widths."""
     widths = (q.shape[-1], v.shape[-1])
     return length % SMALLEST_BLOCK == 0 and not any(width % HALF_LANES for width in widths)
 
 
-def _refuse_splash(q: jax.Array, v: jax.Array, length: int) -> None:
+def _check_splash(q: jax.Array, v: jax.Array, length: int) -> None:
     if not can_splash(q, v, length):
         raise TPUModelError(
-            f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and heads of "
-            f"multiples of {HALF_LANES}, and the queries are {q.shape}, the values {v.shape}; "
-            "change the shape, or use attention='xla'."
+            f"splash attention needs multiples of {SMALLEST_BLOCK} tokens and heads of multiples "
+            f"of {HALF_LANES}, but queries are {q.shape} and values {v.shape}; change the shapes, "
+            "or use attention='xla'."
         )
 
 
@@ -228,7 +219,7 @@ def _splash_kernel(
     interpret: bool,
     fused_backward: bool,
 ) -> Any:
-    """The kernel of one key head: its queries share keys, which are read once."""
+    """Return the kernel of one key head; its query heads share keys, which are read once."""
     block = math.gcd(length, LARGEST_BLOCK)
     if window is None:
         mask: Any = splash.CausalMask((length, length))
@@ -256,7 +247,7 @@ def _splash_kernel(
         )
 
 
-splash_attention = KernelAttention(_splash, _refuse_splash)
-# Scores are computed twice in the backward pass, for queries and for keys, as recipes without
-# `sa_use_fused_bwd_kernel` do; nothing is added up outside VMEM then.
-splash_attention_in_two = KernelAttention(partial(_splash, fused_backward=False), _refuse_splash)
+splash_attention = KernelAttention(_splash, _check_splash)
+# Two backward kernels, one for queries and one for keys, each of which computes the scores. This is
+# the setting of recipes without `sa_use_fused_bwd_kernel`; sums stay in VMEM.
+splash_attention_in_two = KernelAttention(partial(_splash, fused_backward=False), _check_splash)

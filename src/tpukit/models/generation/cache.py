@@ -1,4 +1,4 @@
-"""What layers keep of the tokens before: keys and values, latents, or a state."""
+"""The cache of generation: keys and values, latents, or a recurrent state per layer."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,28 +9,35 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUValidationError
-from ...hardware.cache_formats import CacheFormat, Unit, parse_cache_format
+from ...hardware.stored_formats import CacheFormat, Unit, parse_cache_format
 from ...parallel.sharding.activations import activation_sharding
 from ..transformer.config import TransformerConfig
 from ..transformer.layer_config import LayerConfig
-from .held import WIDE, Held, NarrowSlots, WideSlots
-from .slots import Turn, as_it_is
-from .token_codes import CacheBook, turned
+from .cache_slots import (
+    WIDE,
+    CacheBook,
+    CacheSlots,
+    PlainSlots,
+    QuantizedSlots,
+    Rotation,
+    rotate,
+    unrotated,
+)
 
-# (leaf, what its dimensions are, `units` of each where that is not their size) -> leaf in place.
+# (leaf, names of its dimensions, units per dimension where that is not its size) -> placed leaf.
 Place = Callable[..., Any]
-# By the kind of layer: one whose leaves have a leading axis of the layers of that kind, or one for
-# each layer, where layers are not a loop.
+# By kind of layer: one cache whose leaves have a leading axis of layers, or a tuple with one cache
+# per layer where layers are unrolled.
 Cache = dict[str, Any]
 
 
 def in_place(x: Any, *dimensions: str | None, units: tuple[int, ...] | None = None) -> Any:
-    """Put an array where the rules in force say: rows like a batch, heads like heads.
+    """Constrain an array's sharding by the current activation rules.
 
     Args:
         x: The array.
-        dimensions: What each of its dimensions is; see `constrain`.
-        units: How many of it each has, where that is not its size: heads that lie side by side.
+        dimensions: The name of each dimension; see `constrain`.
+        units: Units per dimension, where that is not its size, as for concatenated heads.
     """
     sharding = activation_sharding(units or x.shape, *dimensions)
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
@@ -41,29 +48,29 @@ def in_place(x: Any, *dimensions: str | None, units: tuple[int, ...] | None = No
 class KeyCache:
     """Keys and values of heads.
 
-    A layer that looks back a window has no more slots than that, and the newest token takes the
-    place of the one that left the window.
+    A layer with a sliding window has only as many slots, and the newest token overwrites the one
+    that left the window.
     """
 
-    keys: Held
-    values: Held
+    keys: CacheSlots
+    values: CacheSlots
 
     def placed(self, place: Place) -> "KeyCache":
-        """The same with every leaf in its place."""
-        return KeyCache(*(one.placed(place, "kv_heads") for one in (self.keys, self.values)))
+        """Return the cache with every leaf placed."""
+        return KeyCache(*(slots.placed(place, "kv_heads") for slots in (self.keys, self.values)))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentCache:
-    """What latent attention keeps of a token, one unit for all heads."""
+    """Latents and rotated keys of latent attention, one unit for all heads."""
 
-    latent: Held
-    rope_key: Held
+    latent: CacheSlots
+    rope_key: CacheSlots
 
     def placed(self, place: Place) -> "LatentCache":
-        """The same with every leaf in its place; all heads read all of it."""
-        return LatentCache(*(one.placed(place, None) for one in (self.latent, self.rope_key)))
+        """Return the cache with every leaf placed; heads are not sharded."""
+        return LatentCache(*(slots.placed(place, None) for slots in (self.latent, self.rope_key)))
 
 
 @jax.tree_util.register_dataclass
@@ -78,7 +85,7 @@ class DeltaCache:
     key_heads: int = field(metadata={"static": True})
 
     def placed(self, place: Place) -> "DeltaCache":
-        """The same with every leaf in its place."""
+        """Return the cache with every leaf placed."""
         counts = (self.key_heads, self.key_heads, self.state.shape[2])
         q, k, v = (
             place(leaf, None, "batch", None, "heads", units=(*leaf.shape[:-1], heads))
@@ -90,12 +97,12 @@ class DeltaCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheSpec:
-    """How keys, values and latents are kept.
+    """The format of keys, values and latents.
 
     Attributes:
-        format: Of all of them.
-        books: Codebooks by the kind of layer and by what they are of ("keys", "values", "latent",
-            "rope_key"), with a leading axis of the layers of that kind; empty for integers.
+        format: The format of all of them.
+        books: Codebooks by kind of layer and by name ("keys", "values", "latent", "rope_key"), with
+            a leading axis of the layers of that kind; empty for integers.
     """
 
     format: CacheFormat
@@ -103,34 +110,34 @@ class CacheSpec:
 
     @classmethod
     def of(cls, kv: "CacheSpec | CacheFormat | str") -> "CacheSpec":
-        """The specification that a name, a format or itself stands for.
+        """Return the specification of a name or a format.
 
         Raises:
-            TPUValidationError: There is no such format, or it needs codebooks.
+            TPUValidationError: The format is unknown, or needs codebooks.
         """
         if isinstance(kv, CacheSpec):
             return kv
         format = parse_cache_format(kv)
         if format.entries:
             raise TPUValidationError(
-                f"a KV cache in {format.name} needs codebooks of the model's own keys and values; "
-                "fit them with tpukit.quantization.fit_cache(…), or on the command line with "
-                f"'tpukit quantize MODEL --kv {format.name} --calibration DATA -o FOLDER' and "
+                f"a KV cache in {format.name} needs codebooks fitted to the model's keys and "
+                "values; fit them with tpukit.quantization.fit_cache(…), or on the command line "
+                f"with 'tpukit quantize MODEL --kv {format.name} --calibration DATA -o FOLDER' and "
                 "'tpukit generate MODEL --kv FOLDER'."
             )
         return cls(format)
 
     def slots(
-        self, kind: str, name: str, held: tuple[int, int, int], unit: Unit, layer: int | None
-    ) -> Held:
-        """Room for (layers, rows, slots) tokens of a layer, or of all layers of a kind."""
-        if not self.format.narrows(held[2]):
+        self, kind: str, name: str, sizes: tuple[int, int, int], unit: Unit, layer: int | None
+    ) -> CacheSlots:
+        """Return empty slots of sizes (layers, rows, slots) for a layer or all layers of a kind."""
+        if not self.format.narrows(sizes[2]):
             dtype = WIDE if self.format.is_narrow else self.format.codes.name
-            return WideSlots.empty(held, *unit, dtype)
+            return PlainSlots.empty(sizes, *unit, dtype)
         book = self.books.get(kind, {}).get(name)
         if book is not None and layer is not None:
             book = jax.tree.map(lambda leaf: leaf[layer : layer + 1], book)
-        return NarrowSlots.empty(held, *unit, self.format, book)
+        return QuantizedSlots.empty(sizes, *unit, self.format, book)
 
 
 def empty_cache(
@@ -141,14 +148,14 @@ def empty_cache(
     apart: bool = False,
     kv: CacheSpec | None = None,
 ) -> Cache:
-    """Room for `slots` tokens in each row; layers that take another's keys have none.
+    """Return an empty cache; layers that share another layer's keys have none.
 
     Args:
-        config: Whose layers they are.
+        config: The model.
         rows: Sequences.
-        slots: Tokens of each.
-        apart: Whether every layer has arrays of its own, so that nobody cuts them out of others.
-        kv: How they are kept; in the model's own dtype by default.
+        slots: Tokens per sequence.
+        apart: Whether every layer has arrays of its own instead of slices of a stack.
+        kv: The format; the model's own dtype by default.
     """
 
     def of_kind(kind: str, layers: int) -> Any:
@@ -166,7 +173,7 @@ def empty_cache(
 
 
 def kept_units(layer: LayerConfig) -> dict[str, Unit]:
-    """What a layer keeps of a token, by name; nothing where it keeps a state."""
+    """Return the cached units of a token by name; empty for a layer with a recurrent state."""
     if layer.delta is not None:
         return {}
     if layer.latent is not None:
@@ -177,7 +184,7 @@ def kept_units(layer: LayerConfig) -> dict[str, Unit]:
 
 
 def place_cache(cache: Cache, place: Place = in_place) -> Cache:
-    """The cache with every leaf placed by what its dimensions are."""
+    """Return the cache with every leaf placed by the names of its dimensions."""
     return jax.tree.map(
         lambda one: one.placed(place),
         cache,
@@ -185,13 +192,13 @@ def place_cache(cache: Cache, place: Place = in_place) -> Cache:
     )
 
 
-def turn_of(kv: CacheSpec | None) -> Turn:
-    """What channels go through before they are kept."""
-    return turned if kv is not None and kv.format.is_narrow else as_it_is
+def rotation_of(kv: CacheSpec | None) -> Rotation:
+    """Return the rotation of channels before they are cached."""
+    return rotate if kv is not None and kv.format.is_narrow else unrotated
 
 
 def index_in_kind(order: tuple[str, ...]) -> list[int]:
-    """For every layer, how many of its kind come before it: its place in the cache."""
+    """Return for every layer its index among the layers of its kind."""
     return [order[:number].count(kind) for number, kind in enumerate(order)]
 
 
@@ -212,12 +219,12 @@ def _empty(
         last = (layers, rows, d.convolution - 1)
         q, k, v = (jnp.zeros((*last, width), dtype) for width in (keys, keys, values))
         return DeltaCache(state, q, k, v, d.key_heads)
-    held = (layers, rows, layer.reach(slots) or slots)
+    sizes = (layers, rows, layer.reach(slots) or slots)
 
-    def room(name: str, unit: Unit) -> Held:
+    def empty_slots(name: str, unit: Unit) -> CacheSlots:
         if kv is None:
-            return WideSlots.empty(held, *unit, dtype)
-        return kv.slots(kind, name, held, unit, number)
+            return PlainSlots.empty(sizes, *unit, dtype)
+        return kv.slots(kind, name, sizes, unit, number)
 
-    made = [room(name, unit) for name, unit in kept_units(layer).items()]
+    made = [empty_slots(name, unit) for name, unit in kept_units(layer).items()]
     return LatentCache(*made) if layer.latent is not None else KeyCache(*made)

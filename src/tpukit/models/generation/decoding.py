@@ -1,4 +1,4 @@
-"""What runs on the device: prompts are read at once, then tokens are chosen in one loop."""
+"""The device programs of generation: prefill of prompts, then a loop that samples tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,13 @@ from .forward import read_prompts, read_token
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """A temperature, and which tokens stand for choice.
+    """Sampling settings.
 
     Attributes:
         temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Only the `top_k` likeliest tokens; None for all.
-        top_p: Only the likeliest tokens that together hold this much probability, after the
-            temperature; at least one. None for all.
+        top_k: Sample from the `top_k` likeliest tokens; None for all.
+        top_p: Sample from the likeliest tokens that together have this probability, after the
+            temperature, at least one; None for all.
         seed: The same seed, prompts and settings give the same tokens.
     """
 
@@ -37,16 +37,16 @@ class Sampling:
                 "number, 1 for the model's own distribution."
             )
         if self.top_k is not None and self.top_k < 1:
-            raise TPUValidationError(f"top_k={self.top_k}; keep at least 1 token, or None for all.")
+            raise TPUValidationError(f"top_k={self.top_k}; expected at least 1, or None for all.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise TPUValidationError(
-                f"top_p={self.top_p}; a share of the probability is above 0 and at most 1."
+                f"top_p={self.top_p}; expected a probability above 0 and at most 1."
             )
         if not 0 <= self.seed < 2**32:
-            raise TPUValidationError(f"seed={self.seed}; use a number from 0 to 2**32 - 1.")
+            raise TPUValidationError(f"seed={self.seed}; expected a number from 0 to 2**32 - 1.")
 
     def choose(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
-        """One token (rows,) for each row of logits (rows, V), each with its own random key."""
+        """Return one token (rows,) per row of logits (rows, V), each with its own random key."""
         if self.temperature == 0:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         wide = logits.astype(jnp.float32) / self.temperature
@@ -55,7 +55,7 @@ class Sampling:
 
 
 def keep_likeliest(logits: jax.Array, *, top_k: int | None, top_p: float | None) -> jax.Array:
-    """The logits, -inf where a token is not among the likeliest; equals of the last one stay."""
+    """Return the logits with -inf for tokens that are not among the likeliest; ties are kept."""
     kept = logits
     if top_k is not None and top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
@@ -64,7 +64,7 @@ def keep_likeliest(logits: jax.Array, *, top_k: int | None, top_p: float | None)
         ordered = jnp.sort(kept, axis=-1, descending=True)
         shares = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(shares, axis=-1) - shares
-        # A token counts while those before it do not reach the share: the first always does.
+        # A token is kept while the tokens before it have less than top_p, so the first always is.
         least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
         kept = jnp.where(kept < least, -jnp.inf, kept)
     return kept
@@ -73,7 +73,7 @@ def keep_likeliest(logits: jax.Array, *, top_k: int | None, top_p: float | None)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodingState:
-    """Everything between two tokens: `tokens` (rows, slots) hold prompts and what follows."""
+    """The state between two tokens; `tokens` (rows, slots) has prompts and new tokens."""
 
     tokens: jax.Array
     positions: jax.Array  # (rows,) of the newest token
@@ -82,7 +82,7 @@ class DecodingState:
     cache: Cache
 
     def placed(self, place: Place = in_place) -> "DecodingState":
-        """The state with every leaf placed by what its dimensions are."""
+        """Return the state with every leaf placed by the names of its dimensions."""
         return DecodingState(
             tokens=place(self.tokens, "batch", None),
             positions=place(self.positions, "batch"),
@@ -105,15 +105,15 @@ def begin_rows(
     execution: Execution,
     kv: CacheSpec | None = None,
 ) -> DecodingState:
-    """Read the prompts and choose the first new token of each; rows without a prompt are done."""
+    """Prefill the prompts and sample the first token of each; rows without a prompt are done."""
     logits, cache = read_prompts(
         config, params, tokens, lengths, slots=slots, execution=execution, kv=kv
     )
     first = sampling.choose(logits, random_keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
-    room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
+    padded = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
     return DecodingState(
-        tokens=room.at[rows, lengths].set(first),
+        tokens=padded.at[rows, lengths].set(first),
         positions=lengths,
         done=jnp.isin(first, eos) | (lengths == 0),
         steps=jnp.ones((), jnp.int32),
@@ -132,12 +132,12 @@ def extend_rows(
     sampling: Sampling,
     execution: Execution,
     kv: CacheSpec | None = None,
-    turn: int = 1,
+    tokens_per_check: int = 1,
 ) -> DecodingState:
     """Add tokens until there are `until` new ones, or every row has ended.
 
-    Whether to go on is asked once a `turn` of so many tokens, and once a token for the last few.
-    Rows that all end within a turn are filled up to its end.
+    The condition is checked every `tokens_per_check` tokens, and every token for the last few. If
+    all rows end between two checks, they are padded with end tokens up to the next check.
     """
     rows = jnp.arange(state.tokens.shape[0])
 
@@ -166,12 +166,12 @@ def extend_rows(
             cache=cache,
         ).placed()
 
-    def one_turn(now: DecodingState) -> DecodingState:
-        return jax.lax.fori_loop(0, turn, lambda _, one: one_more(one), now)
+    def one_group(now: DecodingState) -> DecodingState:
+        return jax.lax.fori_loop(0, tokens_per_check, lambda _, one: one_more(one), now)
 
     state = state.placed()
-    if turn > 1:
-        state = jax.lax.while_loop(lambda now: has_room(now, turn), one_turn, state)
+    if tokens_per_check > 1:
+        state = jax.lax.while_loop(lambda now: has_room(now, tokens_per_check), one_group, state)
     return jax.lax.while_loop(lambda now: has_room(now, 1), one_more, state)
 
 
@@ -186,9 +186,9 @@ def follow_rows(
     execution: Execution,
     kv: CacheSpec | None = None,
 ) -> jax.Array:
-    """Logits (rows, steps, V) before each token of `following` (rows, steps), one by one.
+    """Return logits (rows, steps, V) before each token of `following` (rows, steps).
 
-    What `extend_rows` would choose from, were these the tokens it had chosen.
+    These are the logits that `extend_rows` would sample from if it had sampled these tokens.
     """
     first, cache = read_prompts(
         config, params, tokens, lengths, slots=slots, execution=execution, kv=kv
@@ -208,10 +208,10 @@ def follow_rows(
 
 
 def random_keys(seed: jax.Array, positions: jax.Array, rows: jax.Array | None = None) -> jax.Array:
-    """A key for each row and position: what a row draws does not depend on when it is asked."""
+    """Return a random key per row and position, independent of the batch and the step."""
     rows = jnp.arange(positions.shape[0]) if rows is None else rows
 
-    def one(row: jax.Array, position: jax.Array) -> jax.Array:
+    def key_of(row: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), position)
 
-    return jax.vmap(one)(rows, positions)
+    return jax.vmap(key_of)(rows, positions)

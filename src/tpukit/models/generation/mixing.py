@@ -1,4 +1,4 @@
-"""How layers mix tokens with a cache: a whole prompt that fills it, or one token on top of it."""
+"""Token mixing with a cache: a prompt that fills it, or one new token per row."""
 
 import dataclasses
 from typing import Any
@@ -14,21 +14,21 @@ from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import DeltaInputs, Latents, LatentWeights, SharedKeys, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
-from .slot_kernel import SlotKernel
-from .slots import Turn, as_it_is, attend_latents, attend_slots
+from .cache_attention import SlotKernel, attend_latents, attend_slots
+from .cache_slots import Rotation, unrotated
 
 
 class PromptMixing:
-    """Causal attention over whole prompts, which leaves what their layer keeps in `cache`.
+    """Causal attention over prompts, which fills `cache`.
 
-    Prompts are padded at their ends, where no token of theirs looks.
+    Prompts are padded at the end, which the causal mask excludes.
 
     Args:
-        cache: Of the layer's kind, or None where it takes another's keys.
-        index: The layer's place in it.
+        cache: The cache of the layer's kind, or None where the layer shares another's keys.
+        index: The layer's index in the cache.
         lengths: (rows,) tokens of each prompt.
-        execution: Which attention it is.
-        turn: What channels go through before they are kept.
+        execution: The execution settings.
+        rotate: The rotation of channels before they are cached.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class PromptMixing:
         index: Any,
         lengths: jax.Array,
         execution: Execution,
-        turn: Turn = as_it_is,
+        rotate: Rotation = unrotated,
     ) -> None:
-        self.cache, self._index, self._lengths, self._turn = cache, index, lengths, turn
+        self.cache, self._index, self._lengths, self._rotate = cache, index, lengths, rotate
         self._attention = get_attention(execution.attention)
 
     def attend(
@@ -70,7 +70,7 @@ class PromptMixing:
         return self.attend_shared(layer, whole, weights.expand(latents), None)
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """See `Mixing`; keeps the last tokens of each row's own, not of the padding."""
+        """See `Mixing`; caches the last tokens of each row without its padding."""
         count = weight.shape[1] - 1
         places = self._lengths[:, None] - count + jnp.arange(count)
         last = jnp.take_along_axis(x, jnp.maximum(places, 0)[..., None], axis=1)
@@ -78,7 +78,7 @@ class PromptMixing:
         return short_convolution(x, weight)[0]
 
     def delta(self, inputs: DeltaInputs) -> jax.Array:
-        """See `Mixing`; padding neither decays the state nor writes to it."""
+        """See `Mixing`; padding does not change the state."""
         padding = jnp.arange(inputs.q.shape[1]) >= self._lengths[:, None]
         decay = jnp.where(padding[..., None], 0, inputs.decay)
         beta = jnp.where(padding[..., None], 0, inputs.beta)
@@ -87,9 +87,9 @@ class PromptMixing:
         return out
 
     def _keep(self, **tokens: jax.Array) -> None:
-        """Write what the slots hold after each prompt, of arrays (rows, tokens, units, width)."""
+        """Write arrays (rows, tokens, units, width) of the prompts into the slots."""
         filled = {
-            name: getattr(self.cache, name).fill(self._index, self._turn(array), self._lengths)
+            name: getattr(self.cache, name).fill(self._index, self._rotate(array), self._lengths)
             for name, array in tokens.items()
         }
         self.cache = dataclasses.replace(self.cache, **filled)
@@ -99,14 +99,14 @@ class PromptMixing:
 
 
 class TokenMixing:
-    """Attention of one new token a row over the cache, to which it is added first.
+    """Attention of one new token per row over the cache, after it is added to the cache.
 
     Args:
-        cache: Of the layer's kind, or None where it takes another's keys.
-        index: The layer's place in it.
-        positions: (rows,) of the new tokens.
-        turn: What kept channels went through, and queries must; twice, it changes nothing.
-        kernel: What attends and adds at once where it can; None leaves both to XLA.
+        cache: The cache of the layer's kind, or None where the layer shares another's keys.
+        index: The layer's index in the cache.
+        positions: (rows,) positions of the new tokens.
+        rotate: The rotation of cached channels and of queries, which is its own inverse.
+        kernel: The kernel that attends and writes the cache at once; None uses XLA.
     """
 
     def __init__(
@@ -114,22 +114,22 @@ class TokenMixing:
         cache: Any,
         index: Any,
         positions: jax.Array,
-        turn: Turn = as_it_is,
+        rotate: Rotation = unrotated,
         kernel: SlotKernel | None = None,
     ) -> None:
-        self.cache, self._index, self._positions, self._turn = cache, index, positions, turn
+        self.cache, self._index, self._positions, self._rotate = cache, index, positions, rotate
         self._kernel = kernel
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> tuple[jax.Array, SharedKeys]:
-        """See `Mixing`; other layers read the slots, in which channels are turned."""
+        """See `Mixing`; other layers read the slots, whose channels are rotated."""
         if self._kernel is not None and self._kernel.takes(q, self.cache, sinks):
-            new = SharedKeys(self._turn(keys.k), self._turn(keys.v))
+            new = SharedKeys(self._rotate(keys.k), self._rotate(keys.v))
             out, self.cache = self._kernel.attend(
-                layer, self._turn(q), new, self.cache, self._index, self._positions
+                layer, self._rotate(q), new, self.cache, self._index, self._positions
             )
-            return self._turn(out), self._keys(keys.k.dtype)
+            return self._rotate(out), self._keys(keys.k.dtype)
         self._put(keys=keys.k, values=keys.v)
         held = self._keys(keys.k.dtype)
         return self.attend_shared(layer, q, held, sinks), held
@@ -138,7 +138,9 @@ class TokenMixing:
         self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
-        return self._turn(attend_slots(layer, self._turn(q), keys, self._positions, sinks=sinks))
+        return self._rotate(
+            attend_slots(layer, self._rotate(q), keys, self._positions, sinks=sinks)
+        )
 
     def attend_latent(
         self,
@@ -147,11 +149,13 @@ class TokenMixing:
         latents: Latents,
         weights: LatentWeights,
     ) -> jax.Array:
-        """See `Mixing`; queries meet latents, and no key or value is made of them."""
+        """See `Mixing`; attention is computed on latents without expanding keys and values."""
         self._put(latent=latents.latent[:, :, None], rope_key=latents.rope_key[:, :, None])
         dtype = latents.latent.dtype
         held = Latents(*(self._read(name, dtype)[:, :, 0] for name in ("latent", "rope_key")))
-        return attend_latents(layer, q, held, weights.matrices(), self._positions, turn=self._turn)
+        return attend_latents(
+            layer, q, held, weights.matrices(), self._positions, rotate=self._rotate
+        )
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         """See `Mixing`."""
@@ -170,7 +174,7 @@ class TokenMixing:
         return out[:, None]
 
     def _keys(self, dtype: Any) -> SharedKeys:
-        """The layer's slots of keys and values."""
+        """Return the layer's slots of keys and values."""
         found = (self._read(name, dtype) for name in ("keys", "values"))
         return SharedKeys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in found))
 
@@ -178,19 +182,19 @@ class TokenMixing:
         """Write the new tokens' units (rows, 1, units, width)."""
         added = {
             name: getattr(self.cache, name).put(
-                self._index, self._turn(token)[:, 0], self._positions
+                self._index, self._rotate(token)[:, 0], self._positions
             )
             for name, token in tokens.items()
         }
         self.cache = dataclasses.replace(self.cache, **added)
 
     def _read(self, name: str, dtype: Any) -> jax.Array:
-        """The layer's slots (rows, slots, units, width)."""
+        """Return the layer's slots (rows, slots, units, width)."""
         return getattr(self.cache, name).read(self._index, self._positions, dtype)
 
 
 def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:
-    """The cache with one layer's part of some arrays replaced."""
+    """Return the cache with one layer's part of some arrays replaced."""
     written = {
         name: jax.lax.dynamic_update_index_in_dim(
             getattr(cache, name), value.astype(getattr(cache, name).dtype), index, axis=0

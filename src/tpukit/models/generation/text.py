@@ -1,4 +1,4 @@
-"""Text as it grows: whole characters only, nothing that may turn out to be a stop word."""
+"""Streamed text: complete characters only, and no beginning of a possible stop word."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,29 +6,28 @@ from typing import Protocol
 
 from ...errors import TPUValidationError
 from .decoding import Sampling
-from .generator import Generator
-from .result import Generation
+from .generator import Generation, Generator
 
-UNFINISHED = "�"  # what a tokenizer makes of a character whose bytes have not all come
+UNFINISHED = "�"  # a tokenizer's text for a character whose bytes are incomplete
 
 
 class Decoder(Protocol):
-    """The half of a tokenizer that is needed here."""
+    """The decoding half of a tokenizer."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token numbers."""
+        """Return the text of token ids."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextPart:
-    """What is new, and all there is so far.
+    """New text and all text so far.
 
     Attributes:
-        new: Text that can be shown now; parts put together are `text` of the last.
-        text: All of it so far, without the stop word that ended it.
-        generation: The tokens behind it, and times.
-        stop: The stop word that ended it, or None.
+        new: Text that can be shown now; the `new` texts of all parts form the final `text`.
+        text: All text so far, without the stop word that ended it.
+        generation: The tokens of the text, and times.
+        stop: The stop word that ended the text, or None.
     """
 
     new: str
@@ -48,26 +47,27 @@ def stream_text(
     eos: int | Sequence[int] | None = None,
     every: int = 8,
 ) -> Iterator[TextPart]:
-    """Continue one prompt and give its text piece by piece.
+    """Continue one prompt and yield its text in parts.
 
-    The end of what was shown never has to be taken back: half a character and the beginning of a
-    stop word wait until it is clear what they are. Where a text stops does not depend on `every`.
+    Shown text never has to be taken back, because incomplete characters and possible beginnings of
+    stop words are held back until they are certain. The end of the text does not depend on
+    `every`.
 
     Args:
         generator: The model.
-        tokenizer: Makes text of its tokens.
-        prompt: Token numbers.
-        stop: Words that end the text; the first to be complete does, and is left out.
-        max_new_tokens: At most.
-        sampling: How a token is chosen.
-        eos: The token that ends a text, or several that do.
+        tokenizer: The model's tokenizer.
+        prompt: Token ids.
+        stop: Words that end the text; the first complete one is removed.
+        max_new_tokens: The most new tokens.
+        sampling: The sampling settings.
+        eos: The token or tokens that end a text.
         every: Tokens between two parts.
 
     Raises:
         TPUValidationError: A stop word is empty.
     """
     if not all(stop):
-        raise TPUValidationError("a stop word is empty and would end every text; leave it out.")
+        raise TPUValidationError("a stop word is empty, which would end every text; leave it out.")
     shown, last = "", None
     for last in generator.stream(
         [prompt], max_new_tokens=max_new_tokens, sampling=sampling, eos=eos, every=every
@@ -86,7 +86,7 @@ def stream_text(
 
 
 def _stopped(found: Generation, tokenizer: Decoder, stop: Sequence[str]) -> TextPart | None:
-    """The text up to the first stop word to be complete; None where there is none."""
+    """Return the text up to the first complete stop word, or None without one."""
     tokens = found.tokens[0]
     whole = tokenizer.decode(tokens)
     if not any(word in whole for word in stop):
@@ -102,7 +102,7 @@ def _stopped(found: Generation, tokenizer: Decoder, stop: Sequence[str]) -> Text
 
 
 def _certain(text: str, stop: Sequence[str]) -> str:
-    """The text without an end that may still change, or become a stop word."""
+    """Return the text without an end that may change or become a stop word."""
     text = text.rstrip(UNFINISHED)
     held = 0
     for word in stop:

@@ -1,1 +1,1 @@
-"""Configurations and weights of Hugging Face models."""
+"""Configurations, weights and chat templates of Hugging Face models."""

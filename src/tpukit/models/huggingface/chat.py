@@ -1,7 +1,7 @@
 """The chat template of a Hugging Face folder: messages in, the text of a prompt out.
 
-A template is a program that came with the weights. It is rendered by jinja2's sandbox, in a child
-process with little memory and time, so that a hostile one can read nothing and cannot hang.
+A template is a program from the checkpoint's author. It is rendered in jinja2's sandbox, in a child
+process with limited memory and time, so that a hostile template can read nothing and cannot hang.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ _MOST_TEMPLATE_BYTES = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _NO_JINJA = "No module named 'jinja2'"
 
-Message = Mapping[str, Any]  # "role" and "content", and what else a template reads
+Message = Mapping[str, Any]  # "role", "content", and other entries that a template reads
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a model was taught that a conversation looks.
+    """The format of a model's conversations.
 
     Attributes:
         source: The template, in jinja2's language.
-        special_tokens: What the folder calls its special tokens, by role.
-        file: Where the template was found.
+        special_tokens: The texts of special tokens by role.
+        file: The file of the template.
     """
 
     source: str = field(repr=False)
@@ -40,15 +40,15 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any
     ) -> str:
-        """The text of a conversation, as `transformers` would write it.
+        """Return the text of a conversation, as `transformers` would write it.
 
         Args:
-            messages: Each with a "role" (system, user, assistant) and its "content".
-            add_generation_prompt: Whether the text ends where the model's answer begins.
-            **more: What else the template reads: `enable_thinking`, `tools`, ….
+            messages: Messages with a "role" (system, user, assistant) and a "content".
+            add_generation_prompt: Whether the text ends with the start of the model's answer.
+            **more: Other variables of the template: `enable_thinking`, `tools`, ….
 
         Raises:
-            TPUModelError: The template refuses the messages, or is none.
+            TPUModelError: The template rejects the messages, or is invalid.
             MissingExtraError: jinja2 is not installed.
         """
         return self.render_all([(messages, add_generation_prompt)], **more)[0]
@@ -56,16 +56,16 @@ class ChatTemplate:
     def render_all(
         self, conversations: Sequence[tuple[Sequence[Message], bool]], **more: Any
     ) -> list[str]:
-        """The texts of many conversations, each with whether the model's answer is to follow.
+        """Return the texts of conversations, each given with its `add_generation_prompt`.
 
         Raises:
-            TPUModelError: The template refuses one of them, or is none.
+            TPUModelError: The template rejects a conversation, or is invalid.
             MissingExtraError: jinja2 is not installed.
         """
         every = [
             {
                 **self.special_tokens,
-                "messages": [dict(one) for one in messages],
+                "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
                 "tools": None,
                 "documents": None,
@@ -83,17 +83,17 @@ class ChatTemplate:
                 ) from None
             raise TPUModelError(
                 f"the chat template in {self.file} cannot be rendered ({error.kind}): "
-                f"{str(error).splitlines()[0] if str(error) else 'no message'}; give --prompt "
-                "without --chat, or mend the template."
+                f"{str(error).splitlines()[0] if str(error) else 'no message'}; use --prompt "
+                "without --chat, or fix the template."
             ) from None
         return [str(text) for text in reply["texts"]]
 
 
 def load_chat_template(folder: str | Path) -> ChatTemplate:
-    """The template that a folder holds.
+    """Return the chat template of a folder.
 
     Raises:
-        TPUModelError: It holds none, or several without a default.
+        TPUModelError: The folder has none, or several without a default.
     """
     folder = Path(folder)
     about = _read_json(folder / TOKENIZER_FILE)
@@ -109,12 +109,12 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
         if found is None:
             raise TPUModelError(
                 f"{folder / TOKENIZER_FILE} has the chat templates {', '.join(map(str, by_name))} "
-                f"and no default; write the one to use to {TEMPLATE_FILE}."
+                f"but no default; copy the one to use to {TEMPLATE_FILE}."
             )
     if not isinstance(found, str):
         raise TPUModelError(
-            f"{folder} has no chat template: neither {TEMPLATE_FILE} nor 'chat_template' in "
-            f"{TOKENIZER_FILE}; leave --chat out, or use the folder of an instruction-tuned model."
+            f"{folder} has neither {TEMPLATE_FILE} nor 'chat_template' in {TOKENIZER_FILE}; leave "
+            "--chat out, or use the folder of an instruction-tuned model."
         )
     return ChatTemplate(found, special, str(folder / TOKENIZER_FILE))
 
@@ -123,11 +123,11 @@ def _read_text(path: Path) -> str:
     try:
         return read_limited(path, _MOST_TEMPLATE_BYTES).decode()
     except ValueError as error:
-        raise TPUModelError(f"{path} is no chat template ({error}); download it again.") from None
+        raise TPUModelError(f"{path} cannot be read ({error}); download it again.") from None
 
 
 def _text_of(token: object) -> str | None:
-    """A special token is a text, or an object that holds one."""
+    """Return the text of a special token, which is a string or an object with a `content`."""
     if isinstance(token, Mapping):
         token = cast("Mapping[str, object]", token).get("content")
     return token if isinstance(token, str) else None

@@ -1,4 +1,4 @@
-"""The child that renders a chat template: jinja2's sandbox, with little memory."""
+"""The child process that renders a chat template in jinja2's sandbox with limited memory."""
 
 import json
 import resource
@@ -15,23 +15,23 @@ from jinja2.utils import Namespace
 
 from ...runtime.child import serve_request
 
-MEMORY_BYTES = 2 * 2**30  # of addresses, most of which are libraries
+MEMORY_BYTES = 2 * 2**30  # of address space, most of which libraries use
 LONGEST_TEXT = 64 * 2**20
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}`, with which templates mark what the model says: its body, as it is."""
+    """The tag `{% generation %}`, which marks the model's answers; its body is kept unchanged."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Drop the marks."""
+        """Return the body without the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class OwnNamespace(Namespace):
-    """A namespace whose attributes are a template's own, and none of Python's."""
+    """A namespace that a template can fill, except for names that start with an underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -40,7 +40,7 @@ class OwnNamespace(Namespace):
 
 
 def render(request: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Render a template once for each set of names it may read."""
+    """Render a template once per set of variables."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
@@ -57,15 +57,15 @@ def render(request: Mapping[str, Any]) -> dict[str, list[str]]:
         template = environment.from_string(request["source"])
         texts = [template.render(**names) for names in request["names"]]
     except MemoryError:
-        raise TemplateError("it needs more memory than a template may have") from None
+        raise TemplateError(f"it needs more than {MEMORY_BYTES} bytes of memory") from None
     made = sum(map(len, texts))
     if made > LONGEST_TEXT:
-        raise TemplateError(f"it makes {made} characters, and {LONGEST_TEXT} are the most")
+        raise TemplateError(f"its text has {made} characters, but {LONGEST_TEXT} is the limit")
     return {"texts": texts}
 
 
 def _dict(*pairs: Any, **more: Any) -> dict[Any, Any]:
-    # A function: the class itself would bring its attributes along.
+    # A function, because the class itself would expose its attributes.
     return dict(*pairs, **more)
 
 
@@ -84,7 +84,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Not jinja2's own, which escapes for HTML.
+    # jinja2's own filter would escape for HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,21 +1,23 @@
-"""Read and write the `config.json` of Hugging Face models."""
+"""Read and write the `config.json` and `generation_config.json` of Hugging Face folders."""
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 from ...errors import TPUModelError
 from ..transformer.config import TransformerConfig
 from .families import FAMILIES, Family
+from .files import read_json
 
-# What a checkpoint says nothing about: how the model is trained and run.
+# Fields that a checkpoint does not have, because they concern training and execution.
 _OURS_ALONE = (
     *("name", "dtype", "param_dtype", "matmul", "embedding_lookup", "wide_gradients"),
     *("routing", "capacity_factor", "router_balance_weight", "layer_kinds", "layer_pattern"),
     "mtp_weight",
 )
-# What every configuration of transformers may say, and what says nothing of an architecture.
+# Entries of any configuration of transformers that do not describe the architecture.
 _OF_FILES = (
     *("transformers_version", "architectures", "dtype", "torch_dtype", "auto_map", "_name_or_path"),
     *("return_dict", "output_attentions", "output_hidden_states", "use_cache", "problem_type"),
@@ -25,16 +27,16 @@ _OF_FILES = (
 
 
 def config_from_huggingface(data: Mapping[str, Any]) -> TransformerConfig:
-    """The transformer a `config.json` describes.
+    """Return the transformer that a `config.json` describes.
 
     Raises:
-        TPUModelError: The architecture, or an option of it, is not one the reference model has.
+        TPUModelError: The architecture or one of its options is not supported.
     """
     return family_of(data).config(text_part(data))
 
 
 def text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries about the decoder, where a model has other parts beside it."""
+    """Return the entries of the decoder, which multimodal models have in `text_config`."""
     inner = data.get("text_config")
     if not isinstance(inner, Mapping):
         return data
@@ -42,10 +44,10 @@ def text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def family_of(data: Mapping[str, Any]) -> Family:
-    """The family that a `config.json` is of.
+    """Return the family of a `config.json`.
 
     Raises:
-        TPUModelError: None of the known ones; with what it has that the nearest has not.
+        TPUModelError: The family is unknown; the message names the nearest and its missing entries.
     """
     model_type = str(text_part(data).get("model_type", data.get("model_type")))
     for family in FAMILIES:
@@ -55,15 +57,15 @@ def family_of(data: Mapping[str, Any]) -> Family:
 
 
 def config_to_huggingface(config: TransformerConfig) -> dict[str, Any]:
-    """The `config.json` that `config_from_huggingface` reads back."""
+    """Return the `config.json` that `config_from_huggingface` reads back."""
     return family_for(config).json(config)
 
 
 def family_for(config: TransformerConfig) -> Family:
-    """The family that can hold this transformer: what it writes, it reads back as the same.
+    """Return the family that writes this transformer and reads it back unchanged.
 
     Raises:
-        TPUModelError: There is none; with what the nearest would change.
+        TPUModelError: There is none; the message names what the nearest family would change.
     """
     nearest: tuple[int, str] = (1 << 30, "")
     for family in FAMILIES:
@@ -75,13 +77,13 @@ def family_for(config: TransformerConfig) -> Family:
             return family
         nearest = min(nearest, (len(lost), f"'{family.model_type}' has no {' and no '.join(lost)}"))
     raise TPUModelError(
-        f"'{config.name}' cannot be written as Hugging Face weights: of the types known here, the "
+        f"'{config.name}' cannot be written as Hugging Face weights; of the supported types, the "
         f"nearest, {nearest[1]}. Save it as a checkpoint instead."
     )
 
 
 def _differences(ours: TransformerConfig, read: TransformerConfig) -> list[str]:
-    """What of ours is not in what was read back, by field."""
+    """Return the fields that differ after writing and reading, as texts."""
     lost: list[str] = []
     for field in dataclasses.fields(ours):
         if field.name in _OURS_ALONE:
@@ -89,9 +91,9 @@ def _differences(ours: TransformerConfig, read: TransformerConfig) -> list[str]:
         if getattr(ours, field.name) != getattr(read, field.name) and not ours.layer_kinds:
             lost.append(f"{field.name}={getattr(ours, field.name)!r}")
     pairs = zip(ours.layers(), read.layers(), strict=False)
-    for (_, one), (_, other) in pairs:
-        for field in dataclasses.fields(one):
-            seen = getattr(one, field.name)
+    for (_, layer), (_, other) in pairs:
+        for field in dataclasses.fields(layer):
+            seen = getattr(layer, field.name)
             if field.name in _OURS_ALONE or _same(seen, getattr(other, field.name)):
                 continue
             text = f"{field.name}={seen!r}"
@@ -110,7 +112,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _nearest(model_type: str, data: Mapping[str, Any]) -> str:
-    """What to say of a type that is not known."""
+    """Return the error message for an unknown model type."""
     known = [name for family in FAMILIES for name in (family.model_type, *family.also)]
 
     def strange(family: Family) -> list[str]:
@@ -126,6 +128,44 @@ def _nearest(model_type: str, data: Mapping[str, Any]) -> str:
     extra = [key for key in strange(nearest) if data[key] not in (None, False, 0, [], {})]
     return (
         f"Hugging Face model_type '{model_type}' is not supported; the nearest is "
-        f"'{nearest.model_type}', which does not know {', '.join(extra[:8]) or 'its name'}. "
+        f"'{nearest.model_type}', which has no {', '.join(extra[:8]) or 'such name'}. "
         f"Supported are {', '.join(known)}."
     )
+
+
+GENERATION_FILE = "generation_config.json"
+# Entries that older folders have in config.json only.
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def read_generation_config(folder: str | Path) -> dict[str, Any]:
+    """Return the entries of a folder's generation_config.json; empty without the file.
+
+    Token ids that the file lacks are taken from config.json beside it.
+
+    Raises:
+        TPUModelError: One of the files is not JSON.
+    """
+    own, model = (_read(Path(folder) / name) for name in (GENERATION_FILE, "config.json"))
+    model = {**model, **text_part(model)}
+    missing = [key for key in TOKEN_IDS if own.get(key) is None and model.get(key) is not None]
+    return {**own, **{key: model[key] for key in missing}}
+
+
+def end_tokens(generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of all tokens that end a text."""
+    ids = generation.get("eos_token_id")
+    listed = cast("list[Any]", ids if isinstance(ids, list) else [ids])
+    return tuple(token for token in listed if type(token) is int)
+
+
+def with_end_tokens(generation: Mapping[str, Any], ends: Iterable[int]) -> dict[str, Any]:
+    """Return the entries with end tokens added; a single token is a number, not a list."""
+    every = [*dict.fromkeys((*end_tokens(generation), *ends))]
+    if not every:
+        return dict(generation)
+    return {**generation, "eos_token_id": every[0] if len(every) == 1 else every}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

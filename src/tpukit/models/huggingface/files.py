@@ -1,4 +1,4 @@
-"""Tensors of safetensors files by name, in every format that numpy has a name for or not."""
+"""Tensors of safetensors files by name, including formats that numpy does not have."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from ...errors import TPUModelError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
-# What safetensors' numpy reader has no type for; their bytes are read from where they lie.
+# Formats that safetensors' numpy reader does not support; their bytes are read from the file.
 _NARROW = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
@@ -24,7 +24,7 @@ _NARROW = {
 
 
 class TensorFiles:
-    """The tensors of a folder by name; files are opened once, tensors read when asked for."""
+    """The tensors of a folder by name; files are opened once, tensors are read on demand."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -56,19 +56,19 @@ class TensorFiles:
         return iter(self.file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, which is not read for it."""
+        """Return the shape of a tensor without reading it."""
         return tuple(self._header(name)["shape"])
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a tensor in its file."""
+        """Return the bytes of a tensor in its file."""
         start, end = self._header(name)["data_offsets"]
         return end - start
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor.
+        """Return a tensor.
 
         Raises:
-            TPUModelError: Its file has no such tensor, or one in a format that is not known.
+            TPUModelError: The file has no such tensor, or its format is unsupported.
         """
         header = self._header(name)
         kind = _NARROW.get(header["dtype"])
@@ -79,7 +79,7 @@ class TensorFiles:
         except (SafetensorError, AttributeError, KeyError, ValueError) as error:
             raise TPUModelError(
                 f"tensor '{name}' ({header['dtype']}) cannot be read from {self.file_of[name]} "
-                f"({error}); the file is damaged, or in a format that is not known here."
+                f"({error}); the file is damaged, or its format is not supported."
             ) from None
 
     def _bytes(self, name: str, header: dict[str, Any]) -> np.ndarray:
@@ -92,7 +92,7 @@ class TensorFiles:
     def _header(self, name: str) -> dict[str, Any]:
         file = self.file_of[name]
         if file not in self._headers:
-            # safe_open has checked its length, its offsets and that nothing overlaps.
+            # safe_open has checked the length and the offsets.
             with (self.folder / file).open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
                 self._headers[file] = plain_data.parse_json(
@@ -101,37 +101,37 @@ class TensorFiles:
         found = self._headers[file].get(name)
         if found is None:
             raise TPUModelError(
-                f"tensor '{name}' is not in {file}, where {INDEX_FILE} says it is; the index and "
-                "the file do not belong together."
+                f"tensor '{name}' is not in {file}, although {INDEX_FILE} lists it there; the "
+                "index and the file do not match. Download both again."
             )
         return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a Hugging Face folder.
+    """Return the object in a JSON file of a Hugging Face folder.
 
     Raises:
-        TPUModelError: The file is not there, or holds something else.
+        TPUModelError: The file does not exist, or has no object.
     """
     try:
         read = plain_data.read_json(path)
     except FileNotFoundError:
         raise TPUModelError(
-            f"{path} is not there; a Hugging Face folder holds config.json beside its weights."
+            f"{path} does not exist; expected a Hugging Face folder with config.json and weights."
         ) from None
     except ValueError as error:
         raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(read, dict):
-        raise TPUModelError(f"{path} holds a {type(read).__name__}, not an object.")
+        raise TPUModelError(f"{path} has a {type(read).__name__}; expected an object.")
     return read  # pyright: ignore[reportUnknownVariableType]  JSON
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, by its name in the index's own folder.
+    """Return the file of each tensor, by tensor name.
 
     Raises:
-        TPUModelError: It is no index, or names a file of another folder: whoever made a checkpoint
-            does not choose which files of this machine are opened.
+        TPUModelError: The file is no index, or names a file outside of its folder, which a
+            checkpoint must not open.
     """
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -139,6 +139,6 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name in files.values():  # pyright: ignore[reportUnknownVariableType]  JSON
         if not isinstance(name, str) or Path(name).name != name:
             raise TPUModelError(
-                f"{index} names the file {name!r}; files of a checkpoint lie beside its index."
+                f"{index} names the file {name!r}; expected files in the folder of the index."
             )
     return files  # pyright: ignore[reportUnknownVariableType]

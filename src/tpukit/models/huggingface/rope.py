@@ -1,4 +1,4 @@
-"""Rotary positions as `config.json` writes them, in the words of transformers 4 and 5."""
+"""Rotary positions in `config.json`, in the entries of transformers 4 and 5."""
 
 import math
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ _KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 def read_rope(data: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """The fields of a layer that say how it rotates.
+    """Return the rope fields of a layer.
 
     Args:
         data: The `config.json`.
-        layer_type: Whose settings, where layers differ in them.
+        layer_type: The layer type, where layers have different settings.
 
     Raises:
-        TPUModelError: Frequencies are stretched in a way that is not known here.
+        TPUModelError: The rope scaling is not supported.
     """
     # transformers 5 moved theta and scaling together into "rope_parameters".
     together = data.get("rope_parameters") or {}
@@ -43,7 +43,7 @@ def read_rope(data: Mapping[str, Any], layer_type: str | None = None) -> dict[st
 
 
 def write_rope(layer: LayerConfig) -> dict[str, Any]:
-    """The `rope_parameters` that `read_rope` reads back."""
+    """Return the `rope_parameters` that `read_rope` reads back."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": layer.rope_theta}
     if layer.rope_share != 1:
         found["partial_rotary_factor"] = layer.rope_share
@@ -67,7 +67,7 @@ def write_rope(layer: LayerConfig) -> dict[str, Any]:
 
 
 def yarn_growth(factor: float, weight: float = 1.0) -> float:
-    """What the authors of YaRN let scores grow by, for contexts `factor` times longer."""
+    """Return YaRN's scale of scores for contexts that are `factor` times longer."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

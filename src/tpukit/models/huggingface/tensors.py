@@ -1,4 +1,4 @@
-"""Which part of which Hugging Face tensor is which part of which parameter."""
+"""Where each parameter of a transformer is in a Hugging Face checkpoint."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..transformer.config import TransformerConfig
+from ..transformer.layer_config import LayerConfig
 from ..transformer.shapes import (
     kinds_of_stacks,
     layer_shapes,
@@ -16,47 +17,47 @@ from ..transformer.shapes import (
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where a layer's parameter lies in a checkpoint.
+class TensorSlice:
+    """The checkpoint tensor, or the part of one, that holds a parameter of a layer.
 
     Attributes:
-        name: The tensor, without the layer's prefix; `{expert}` stands for an expert's number,
-            where each has a tensor of its own.
-        transposed: Whether its last two dimensions are the other way round, as torch's are.
-        axis: The dimension of the stored tensor along which it holds several parameters.
-        part: Which entries of that dimension are this one's, in our order; None for all.
-        of: How many entries that dimension has in all; 0 where it holds nothing else.
-        middle: Whether the tensor has a dimension of one before its last, as convolutions have.
+        name: The tensor's name without the layer's prefix. `{expert}` is replaced by an expert's
+            number where each expert has a tensor of its own.
+        transposed: Whether the last two dimensions are swapped, as in torch's linear layers.
+        axis: The dimension of the tensor along which it holds several parameters.
+        part: The entries of that dimension that hold this parameter, in our order; None for all.
+        axis_size: The size of that dimension; 0 where the tensor holds only this parameter.
+        unit_axis: Whether the tensor has a dimension of size 1 before its last, as convolutions do.
     """
 
     name: str
     transposed: bool = False
     axis: int = 0
     part: np.ndarray | slice | None = None
-    of: int = 0
-    middle: bool = False
+    axis_size: int = 0
+    unit_axis: bool = False
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the whole tensor, given that of the parameter."""
+        """Return the shape of the tensor, given the shape of the parameter."""
         stored = list(shape)
         if self.transposed:
             stored[-2:] = stored[:-3:-1]
-        if self.middle:
+        if self.unit_axis:
             stored.insert(-1, 1)
-        if self.of:
-            stored[self.axis] = self.of
+        if self.axis_size:
+            stored[self.axis] = self.axis_size
         return tuple(stored)
 
     def read(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter out of the tensor."""
+        """Return the parameter from the tensor."""
         part = tensor if self.part is None else _take(tensor, self.part, self.axis)
-        part = part[..., 0, :] if self.middle else part
+        part = part[..., 0, :] if self.unit_axis else part
         return np.swapaxes(part, -1, -2) if self.transposed else part
 
     def write(self, tensor: np.ndarray, parameter: np.ndarray) -> None:
-        """Put the parameter into the tensor."""
+        """Write the parameter into the tensor, in place."""
         part = np.swapaxes(parameter, -1, -2) if self.transposed else parameter
-        part = np.expand_dims(part, -2) if self.middle else part
+        part = np.expand_dims(part, -2) if self.unit_axis else part
         where: list[slice | np.ndarray] = [slice(None)] * tensor.ndim
         if self.part is not None:
             where[self.axis] = self.part
@@ -65,122 +66,131 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """One tensor of a checkpoint, or a part of one: row `index` of the parameter at `path`."""
+    """A tensor slice of a checkpoint, which is `parameter[index]` of the parameter at `path`."""
 
     name: str
     path: str
     shape: tuple[int, ...]
-    slot: Slot
+    source: TensorSlice
     index: tuple[int, ...] = ()
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the tensor in the file."""
-        return self.slot.stored_shape(self.shape)
+        return self.source.stored_shape(self.shape)
 
 
-# Parameters of no layer -> tensor, and whether it is transposed.
+# Parameters outside of layers.
 _OUTSIDE = {
-    "embed/embedding": Slot("embed_tokens.weight"),
-    "final_norm/scale": Slot("norm.weight"),
-    "per_layer/embed/embedding": Slot("embed_tokens_per_layer.weight"),
-    "per_layer/proj/kernel": Slot("per_layer_model_projection.weight", transposed=True),
-    "per_layer/norm/scale": Slot("per_layer_projection_norm.weight"),
+    "embed/embedding": TensorSlice("embed_tokens.weight"),
+    "final_norm/scale": TensorSlice("norm.weight"),
+    "per_layer/embed/embedding": TensorSlice("embed_tokens_per_layer.weight"),
+    "per_layer/proj/kernel": TensorSlice("per_layer_model_projection.weight", transposed=True),
+    "per_layer/norm/scale": TensorSlice("per_layer_projection_norm.weight"),
 }
-_HEAD = Slot("lm_head.weight", transposed=True)
-# What each depth of multi-token prediction has a copy of in a file.
+_HEAD = TensorSlice("lm_head.weight", transposed=True)
+# Parameters of which a file has a copy for each depth of multi-token prediction.
 _COPIED = {
-    "embed/embedding": Slot("embed_tokens.weight"),
-    "lm_head/kernel": Slot("shared_head.head.weight", transposed=True),
+    "embed/embedding": TensorSlice("embed_tokens.weight"),
+    "lm_head/kernel": TensorSlice("shared_head.head.weight", transposed=True),
 }
 
 
 @dataclass(frozen=True)
-class LayerSlots:
-    """Where everything of the layers lies in a checkpoint.
+class LayerTensors:
+    """The checkpoint tensors of all layers.
 
     Attributes:
-        kinds: For each kind of layer, where each of its parameters lies.
-        prediction: What a depth of multi-token prediction has beside its layer.
+        kinds: For each kind of layer, the tensors of its parameters by path.
+        prediction: The tensors that a depth of multi-token prediction has beside its layer.
     """
 
-    kinds: Mapping[str, Mapping[str, Slot]]
-    prediction: Mapping[str, Slot]
+    kinds: Mapping[str, Mapping[str, TensorSlice]]
+    prediction: Mapping[str, TensorSlice]
 
 
-def entries(
-    config: TransformerConfig, slots: LayerSlots, *, prefix: str, head: str, copies: bool = False
+def tensor_entries(
+    config: TransformerConfig,
+    tensors: LayerTensors,
+    *,
+    prefix: str,
+    head: str,
+    copies: bool = False,
 ) -> Iterator[TensorEntry]:
-    """Every tensor of the checkpoint, grouped by parameter so that one can be filled at a time.
+    """Yield every tensor of the checkpoint, grouped by parameter so that one can be read at a time.
 
     Args:
         config: The transformer.
-        slots: Where everything of the layers lies.
-        prefix: What the names of all tensors but the unembedding's start with.
-        head: What the unembedding's starts with.
-        copies: Whether parameters that a file holds several times are given as often.
+        tensors: The tensors of all layers.
+        prefix: The prefix of all tensor names except the unembedding's.
+        head: The prefix of the unembedding's name.
+        copies: Whether to yield the copies that a file has for multi-token prediction.
     """
     shapes = parameter_shapes(config)
-    for path, slot in _OUTSIDE.items():
+    for path, source in _OUTSIDE.items():
         if path in shapes:
-            yield TensorEntry(name=prefix + slot.name, path=path, shape=shapes[path], slot=slot)
+            yield TensorEntry(
+                name=prefix + source.name, path=path, shape=shapes[path], source=source
+            )
     if "lm_head/kernel" in shapes:
         name, shape = head + _HEAD.name, shapes["lm_head/kernel"]
-        yield TensorEntry(name=name, path="lm_head/kernel", shape=shape, slot=_HEAD)
+        yield TensorEntry(name=name, path="lm_head/kernel", shape=shape, source=_HEAD)
     for stack, kinds in kinds_of_stacks(config).items():
         numbers = [n for n, kind in enumerate(config.layer_order) if kind in kinds]
         for path, shape in layer_shapes(config.kinds[kinds[0]], config.d_model).items():
-            whole = "/".join(filter(None, ("layers", stack, path)))
+            path_in_model = "/".join(filter(None, ("layers", stack, path)))
             for row, number in enumerate(numbers):
-                slot = slots.kinds[config.layer_order[number]][path]
+                source = tensors.kinds[config.layer_order[number]][path]
                 before = f"{prefix}layers.{number}."
-                yield from _of_layer(before, whole, shape, slot, row)
-    yield from _of_predictions(config, slots, prefix, shapes, copies=copies)
+                yield from _layer_entries(before, path_in_model, shape, source, row)
+    yield from _prediction_entries(config, tensors, prefix, shapes, copies=copies)
 
 
-def _of_predictions(
+def _prediction_entries(
     config: TransformerConfig,
-    slots: LayerSlots,
+    tensors: LayerTensors,
     prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
     *,
     copies: bool,
 ) -> Iterator[TensorEntry]:
-    """Tensors of multi-token prediction, whose depths are numbered on from the last layer."""
+    """Yield tensors of multi-token prediction, whose depths are numbered after the last layer."""
     if not config.mtp_layers:
         return
     numbers = [config.n_layers + depth for depth in range(config.mtp_layers)]
-    of_block = slots.kinds[config.layer_order[-1]]
+    of_block = tensors.kinds[config.layer_order[-1]]
     for path, shape in prediction_shapes(config).items():
         block = path.startswith("block/")
-        slot = of_block[path.removeprefix("block/")] if block else slots.prediction[path]
+        source = of_block[path.removeprefix("block/")] if block else tensors.prediction[path]
         for row, number in enumerate(numbers):
             before = f"{prefix}layers.{number}."
-            yield from _of_layer(before, f"mtp/layers/{path}", shape, slot, row)
-    for path, slot in _COPIED.items() if copies else ():
+            yield from _layer_entries(before, f"mtp/layers/{path}", shape, source, row)
+    for path, source in _COPIED.items() if copies else ():
         for number in numbers if path in shapes else ():
-            name = f"{prefix}layers.{number}.{slot.name}"
-            yield TensorEntry(name=name, path=path, shape=shapes[path], slot=slot)
+            name = f"{prefix}layers.{number}.{source.name}"
+            yield TensorEntry(name=name, path=path, shape=shapes[path], source=source)
 
 
-def _of_layer(
-    before: str, path: str, shape: tuple[int, ...], slot: Slot, row: int
+def _layer_entries(
+    before: str, path: str, shape: tuple[int, ...], source: TensorSlice, row: int
 ) -> Iterator[TensorEntry]:
-    if "{expert}" not in slot.name:
-        yield TensorEntry(name=before + slot.name, path=path, shape=shape, slot=slot, index=(row,))
+    if "{expert}" not in source.name:
+        yield TensorEntry(
+            name=before + source.name, path=path, shape=shape, source=source, index=(row,)
+        )
         return
     for expert in range(shape[0]):
-        one = dataclasses.replace(slot, name=slot.name.format(expert=expert))
+        own = dataclasses.replace(source, name=source.name.format(expert=expert))
         yield TensorEntry(
-            name=before + one.name, path=path, shape=shape[1:], slot=one, index=(row, expert)
+            name=before + own.name, path=path, shape=shape[1:], source=own, index=(row, expert)
         )
 
 
 def halves_of_pairs(width: int, *, heads: int = 1, before: int = 0, after: int = 0) -> np.ndarray:
-    """Where our channels lie in heads whose rotated channels are stored as neighbours.
+    """Return the stored channel of each of ours, in heads that store rotated pairs as neighbours.
 
-    Rotary positions turn pairs of channels. Stored pairwise they are neighbours; here the first of
-    all pairs come before the second of all, which a chip turns without moving channels around.
+    Rotary embeddings rotate pairs of channels. Here the first channels of all pairs come before
+    the second ones, so that a chip can rotate them without moving channels around.
 
     Args:
         width: Rotated channels of a head.
@@ -195,7 +205,7 @@ def halves_of_pairs(width: int, *, heads: int = 1, before: int = 0, after: int =
 
 
 def in_blocks(blocks: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Where each part lies in a dimension of equal blocks, each of which holds all parts."""
+    """Return the indices of each part in a dimension of equal blocks that each hold all parts."""
     block = sum(sizes.values())
     found: dict[str, np.ndarray] = {}
     start = 0
@@ -210,3 +220,40 @@ def _take(tensor: np.ndarray, part: np.ndarray | slice, axis: int) -> np.ndarray
     where: list[slice | np.ndarray] = [slice(None)] * tensor.ndim
     where[axis] = part
     return tensor[tuple(where)]
+
+
+_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+# In families with norms after the blocks, the norm before the MLP has another name.
+_NORMS_AROUND = {
+    "input_norm": "input_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
+}
+
+
+def usual_tensors(layer: LayerConfig, d_model: int) -> dict[str, TensorSlice]:
+    """Return the tensors of a layer under the names of Llama, Qwen, Gemma and OLMo.
+
+    Experts have the names of Qwen and DeepSeek.
+    """
+    norms = _NORMS_AROUND if layer.post_norms else _NORMS
+    tensors: dict[str, TensorSlice] = {}
+    for path in layer_shapes(layer, d_model):
+        *owners, leaf = path.split("/")
+        if owners and owners[0] in norms:
+            tensors[path] = TensorSlice(f"{norms[owners[0]]}.weight")
+        elif owners[:1] == ["self_attention"]:
+            tensors[path] = _linear(["self_attn", *owners[1:]], leaf)
+        elif owners[:2] == ["mlp", "experts"] and leaf.endswith("_proj"):
+            tensors[path] = TensorSlice(f"mlp.experts.{{expert}}.{leaf}.weight", transposed=True)
+        elif owners[:2] == ["mlp", "router"]:
+            tensors[path] = _linear(["mlp", "gate"], leaf)
+        else:
+            tensors[path] = _linear(owners, leaf)
+    return tensors
+
+
+def _linear(owners: list[str], leaf: str) -> TensorSlice:
+    names = {"kernel": "weight", "scale": "weight"}
+    return TensorSlice(".".join([*owners, names.get(leaf, leaf)]), transposed=leaf == "kernel")

@@ -1,4 +1,4 @@
-"""Hugging Face weights in and out, one parameter at a time."""
+"""Import and export of Hugging Face weights, one parameter at a time."""
 
 import itertools
 import json
@@ -19,18 +19,24 @@ from ..adapters import TransformerAdapter
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
 from ..transformer.model import Transformer
-from .config import config_to_huggingface, family_for, family_of, text_part
+from .config import (
+    GENERATION_FILE,
+    TOKEN_IDS,
+    config_to_huggingface,
+    family_for,
+    family_of,
+    text_part,
+)
 from .files import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
-from .generation_config import GENERATION_FILE, TOKEN_IDS
 from .published.reading import quantization_of
-from .tensors import TensorEntry, entries
+from .tensors import TensorEntry, tensor_entries
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A transformer and its parameters, in the tree that a workload's state has.
+    """A transformer and its parameters, in the tree of a workload's state.
 
     Without `shardings` the parameters are numpy arrays on the host.
     """
@@ -39,7 +45,7 @@ class ImportedModel:
     params: dict[str, Any]
 
     def module(self, execution: Execution | None = None) -> Transformer:
-        """The parameters as an nnx module that can be called."""
+        """Return the parameters as an nnx module."""
         return TransformerAdapter(self.config).module(self.params, execution or Execution())
 
 
@@ -53,21 +59,21 @@ def import_huggingface(
     """Read `config.json` and the safetensors of a Hugging Face folder.
 
     Quantized weights (GPTQ, AWQ, compressed-tensors, FP8 by blocks, MXFP4, bitsandbytes) are
-    widened to `dtype`, or to what config.json says the model runs in.
+    dequantized to `dtype`, or to the dtype of config.json.
 
-    At any time the host holds one stacked parameter besides what was read before; with
-    `shardings` each parameter moves to its devices as soon as it is complete.
+    With `shardings` each parameter moves to its devices as soon as it is complete, so the host
+    holds one stacked parameter at a time.
 
     Args:
-        folder: Holds `config.json` and `model.safetensors`, or the shards and their index.
-        config: Instead of `config.json`.
-        dtype: Of the parameters; as stored by default.
+        folder: A folder with `config.json` and `model.safetensors`, or shards and their index.
+        config: A configuration that replaces `config.json`.
+        dtype: The dtype of the parameters; by default the stored one.
         shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`, or a
-            function that makes one for the configuration that is read.
+            function from the configuration to such a tree.
 
     Raises:
-        TPUModelError: A file or tensor is missing, has another shape than the configuration
-            says, or the architecture is not supported.
+        TPUModelError: A file or tensor is missing, a shape differs from the configuration, or the
+            architecture is not supported.
     """
     folder = Path(folder)
     given = config
@@ -82,12 +88,12 @@ def import_huggingface(
     with ExitStack() as stack:
         tensors = _Checkpoint(folder, stack, data, dtype)
         prefix, head = tensors.prefixes()
-        # transformers keeps the number of depths in config.json and leaves their weights out.
+        # transformers writes the number of prediction layers but may leave out their weights.
         if given is None and f"{prefix}layers.{config.n_layers}.eh_proj.weight" not in tensors:
             config = config.replace(mtp_layers=0)
-        slots = family.slots_of(config, text_part(data))
+        tensors_of_layers = family.layer_tensors(config, text_part(data))
         places = shardings(config) if callable(shardings) else shardings
-        found = entries(config, slots, prefix=prefix, head=head)
+        found = tensor_entries(config, tensors_of_layers, prefix=prefix, head=head)
         for path, group in itertools.groupby(found, key=_path_of):
             value = _assemble(tensors, list(group), config, dtype)
             sharding = None if places is None else _look_up(places, path)
@@ -106,14 +112,14 @@ def export_huggingface(
     """Write parameters as a folder that Hugging Face (and `import_huggingface`) reads.
 
     Args:
-        params: The parameters of the reference transformer; sharded arrays are gathered one at
-            a time.
-        config: What they are the parameters of.
-        folder: Made if it is not there.
-        max_shard_bytes: Weights past this size go into several files with an index.
+        params: The parameters of a reference transformer; sharded arrays are gathered one at a
+            time.
+        config: The configuration of the transformer.
+        folder: Created if it does not exist.
+        max_shard_bytes: The largest file; more bytes go into several files with an index.
         generation: Entries of `generation_config.json`; the file is not written without them. Its
-            token ids go into `config.json` too. A missing id is written there as null, because
-            the defaults of `transformers` belong to another vocabulary.
+            token ids are also written to `config.json`. A missing id is written there as null,
+            because the defaults of `transformers` belong to another vocabulary.
 
     Returns:
         The safetensors files written.
@@ -157,7 +163,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 class _Checkpoint:
-    """The tensors of a folder as the model has them, whether they are quantized or not."""
+    """The tensors of a folder, dequantized where necessary."""
 
     def __init__(
         self, folder: Path, stack: ExitStack, data: Mapping[str, Any], dtype: DTypeLike | None
@@ -169,22 +175,22 @@ class _Checkpoint:
         self.widened: DTypeLike = dtype or np.dtype(widened)
 
     def __contains__(self, name: str) -> bool:
-        held = self.quantization is not None and self.quantization.holds(name, self.files)
-        return held or name in self.files
+        quantized = self.quantization is not None and self.quantization.holds(name, self.files)
+        return quantized or name in self.files
 
     def read(self, entry: TensorEntry, config: TransformerConfig) -> np.ndarray:
         if entry.name not in self:
             raise TPUModelError(
                 f"tensor '{entry.name}' is not in {self.files.folder}; the weights are incomplete, "
-                f"or not those of a transformer with {config.n_layers} layers as config.json says."
+                f"or do not match config.json with {config.n_layers} layers."
             )
         tensor = self._tensor(entry.name)
         if tensor.shape != entry.stored_shape:
             raise TPUModelError(
-                f"tensor '{entry.name}' has shape {tensor.shape} and config.json makes it "
-                f"{entry.stored_shape}; weights and configuration do not belong together."
+                f"tensor '{entry.name}' has shape {tensor.shape}, but config.json requires "
+                f"{entry.stored_shape}; weights and configuration do not match."
             )
-        return entry.slot.read(tensor)
+        return entry.source.read(tensor)
 
     def _tensor(self, name: str) -> np.ndarray:
         if self.quantization is not None and self.quantization.holds(name, self.files):
@@ -192,16 +198,16 @@ class _Checkpoint:
         return self.files.read(name)
 
     def prefixes(self) -> tuple[str, str]:
-        """What names start with: of the decoder, and of the unembedding.
+        """Return the prefixes of tensor names: of the decoder, and of the unembedding.
 
-        A decoder that is part of a larger model has longer names.
+        A decoder inside a larger model has longer prefixes.
         """
 
-        def before(ending: str, default: str) -> str:
-            found = [name for name in self.files if name.endswith(ending)]
-            return min(found, key=len).removesuffix(ending) if found else default
+        def prefix(ending: str, default: str) -> str:
+            names = [name for name in self.files if name.endswith(ending)]
+            return min(names, key=len).removesuffix(ending) if names else default
 
-        return before("embed_tokens.weight", "model."), before("lm_head.weight", "")
+        return prefix("embed_tokens.weight", "model."), prefix("lm_head.weight", "")
 
 
 def _assemble(
@@ -215,22 +221,22 @@ def _assemble(
     if not entries[0].index:
         return np.ascontiguousarray(first, dtype=target)
     stack = tuple(size + 1 for size in entries[-1].index)
-    whole = np.empty((*stack, *first.shape), target)
-    whole[entries[0].index] = first
+    parameter = np.empty((*stack, *first.shape), target)
+    parameter[entries[0].index] = first
     for entry in entries[1:]:
-        whole[entry.index] = tensors.read(entry, config)
-    return whole
+        parameter[entry.index] = tensors.read(entry, config)
+    return parameter
 
 
 def _tensors_of(
     params: Mapping[str, Any], config: TransformerConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor of the checkpoint; parameters are gathered when the first one needs them."""
+    """Yield every tensor of the checkpoint; a parameter is gathered on its first use."""
     family = family_for(config)
     data = family.json(config)
-    slots = family.slots_of(config, data)
+    tensors_of_layers = family.layer_tensors(config, data)
     parts: dict[str, list[TensorEntry]] = {}
-    for entry in entries(config, slots, prefix="model.", head="", copies=True):
+    for entry in tensor_entries(config, tensors_of_layers, prefix="model.", head="", copies=True):
         parts.setdefault(entry.name, []).append(entry)
     last_use = {entry.path: name for name, group in parts.items() for entry in group}
     gathered: dict[str, np.ndarray] = {}
@@ -243,22 +249,22 @@ def _tensors_of(
 
 
 def _joined(name: str, group: list[TensorEntry], gathered: dict[str, np.ndarray]) -> np.ndarray:
-    """The tensor of which these entries are the parts."""
+    """Return the tensor of these entries, which are its parts."""
     dtype = gathered[group[0].path].dtype
     tensor = np.empty(group[0].stored_shape, dtype)
     for entry in group:
         part = gathered[entry.path][entry.index]
         if part.shape != entry.shape:
             raise TPUModelError(
-                f"parameter '{entry.path}' holds {part.shape} for '{name}' and the config "
-                f"makes it {entry.shape}; parameters and configuration do not belong together."
+                f"parameter '{entry.path}' has shape {part.shape} for '{name}', but the config "
+                f"requires {entry.shape}; parameters and configuration do not match."
             )
-        entry.slot.write(tensor, part)
+        entry.source.write(tensor, part)
     return tensor
 
 
 def _write_shard(folder: Path, number: int, tensors: dict[str, np.ndarray]) -> Path:
-    # The final name says how many files there are, which is known only at the end.
+    # The final name contains the number of files, which is known only at the end.
     path = folder / f".writing-{number}.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     return path
@@ -278,7 +284,7 @@ def _look_up(tree: Any, path: str) -> Any:
     for word in path.split("/"):
         if not isinstance(tree, Mapping) or word not in tree:
             raise TPUModelError(
-                f"the parameters have no '{path}'; they are not those of this transformer."
+                f"the parameters have no '{path}'; they belong to another transformer."
             )
         tree = tree[word]
     return tree

@@ -1,1 +1,1 @@
-"""Low-rank adapters (LoRA): a few trained numbers beside matrices that stay as they are."""
+"""LoRA: small trained low-rank matrices beside frozen matrices."""

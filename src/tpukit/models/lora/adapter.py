@@ -1,52 +1,60 @@
-"""`LoraAdapter`: any model, with thin matrices beside its own that alone are trained."""
+"""`LoraAdapter`: any model with frozen parameters and trained LoRA matrices."""
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from ...annotations import AnyMesh, PyTree
+from ...parallel.mesh.axes import axes_with_role
+from ...parallel.mesh.mesh import axis_sizes
+from ...parallel.sharding.layout import Layout, make_layout
+from ...parallel.sharding.rules import entries_spec, spec_entries
 from ...parallel.sharding.trees import join_path
 from ..adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
 from ..execution import Execution
-from ..loss.loss import Batch
+from ..loss import Batch
 from ..stored.parameter import is_stored
 from ..stored.running import with_stored_parameters
 from .low_rank import LowRank
-from .spec import LoraSpec
-from .targets import can_have_thin, targeted, thin_shapes
+from .spec import LoraSpec, can_have_lora, lora_shapes, matching_targets
 
-# Where the reference transformer's layers add `(x @ a) @ b` themselves, one layer at a time.
+# Path of the reference transformer's layers, which add `(x @ a) @ b` themselves.
 _IN_LAYERS = "layers/"
-# Where its unembedding is: of its own, or the embedding's.
+# Parameters that may be the unembedding.
 _UNEMBEDDINGS = {"lm_head", "embed"}
 
 
-def matrices_meant(spec: LoraSpec, params: Any) -> dict[str, Any]:
-    """The matrices of a tree that are meant, by path.
+def target_matrices(spec: LoraSpec, params: Any) -> dict[str, Any]:
+    """Return the target matrices of a parameter tree by path.
 
     Raises:
-        TPUModelError: See `targeted`.
+        TPUModelError: See `matching_targets`.
     """
     named = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored)
     leaves = {join_path(p): leaf for p, leaf in named}
-    return targeted(spec, {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)})
+    return matching_targets(
+        spec, {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)}
+    )
 
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A model whose own parameters are carried as they are, and trained low-rank ones beside them.
+    """A model with frozen parameters and trained LoRA matrices.
 
-    `params` holds `a` and `b` under the path of each matrix; `model_state` holds the model's own
-    parameters as `base`, and what it carries itself as `carried`. So the optimizer keeps moments
-    of the thin matrices alone, and no gradient of the others is computed.
+    `params` has `a` and `b` under the path of each target matrix. `model_state` has the frozen
+    parameters as `base` and the model's own carried state as `carried`. So the optimizer keeps
+    moments of the LoRA matrices only, and no gradients of frozen parameters are computed.
 
     Attributes:
         inner: The model.
-        spec: Which matrices get thin ones beside them.
-        keep: What the model's own parameters are kept as, some of them stored in few bits; None
-            for as they are.
+        spec: The LoRA settings.
+        keep: A function that returns the frozen parameters in a quantized form, or None.
     """
 
     inner: ModelAdapter
@@ -60,21 +68,21 @@ class LoraAdapter:
 
     @property
     def head_counts(self) -> Mapping[str, int] | None:
-        """Heads of the model, where it says them."""
+        """Numbers of heads, or None where the model's adapter has none."""
         return head_counts_of(self.inner)
 
     def init(self, rng: jax.Array) -> Variables:
-        """The model's own variables, and thin matrices whose products are zero."""
+        """Return the model's variables and LoRA matrices whose update is zero."""
         made = self.inner.init(rng)
         base = made.params if self.keep is None else self.keep(made.params)
-        return self.beside(base, made.model_state, rng)
+        return self.with_new_matrices(base, made.model_state, rng)
 
-    def beside(self, base: Any, carried: Any, rng: jax.Array) -> Variables:
-        """Variables with new thin matrices beside a model's parameters."""
+    def with_new_matrices(self, base: Any, carried: Any, rng: jax.Array) -> Variables:
+        """Return variables with new LoRA matrices for frozen parameters `base`."""
         params: dict[str, Any] = {}
-        for number, (path, leaf) in enumerate(sorted(matrices_meant(self.spec, base).items())):
-            first, second = thin_shapes(leaf.shape, self.spec.rank)
-            # As peft draws the first: uniform, of variance 1 / (3 inputs).
+        for number, (path, leaf) in enumerate(sorted(target_matrices(self.spec, base).items())):
+            first, second = lora_shapes(leaf.shape, self.spec.rank)
+            # peft's initialisation of `a`: uniform, with variance 1 / (3 inputs).
             bound = first[-2] ** -0.5
             key = jax.random.fold_in(jax.random.fold_in(rng, 1), number)
             a = jax.random.uniform(key, first, jnp.float32, -bound, bound)
@@ -84,29 +92,30 @@ class LoraAdapter:
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
-        """Run the model with what the thin matrices add."""
+        """Run the model with the LoRA updates."""
         base, carried = variables.model_state["base"], variables.model_state["carried"]
         in_layers = isinstance(self.inner, TransformerAdapter)
         if in_layers and not _UNEMBEDDINGS & set(variables.params):
             execution = execution.replace(frozen_head=True)
 
-        def whole(base: Any, params: Any, carried: Any, batch: Batch) -> Applied:
+        def apply_sum(base: Any, params: Any, carried: Any, batch: Batch) -> Applied:
             summed = with_low_rank(base, params, self.spec, in_layers=in_layers)
             return self.inner.apply(Variables(summed, carried), batch, rng=rng, execution=execution)
 
-        run = with_stored_parameters(whole, trained=True)
+        run = with_stored_parameters(apply_sum, trained=True)
         applied = run(base, variables.params, carried, batch)
         return applied._replace(model_state={"base": base, "carried": applied.model_state})
 
 
 def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = False) -> Any:
-    """A model's parameters with what thin matrices add to them.
+    """Return a model's parameters with LoRA updates.
 
     Args:
-        base: The model's own, as arrays.
-        params: `a` and `b` under the path of each matrix.
-        spec: How much of their product is added.
-        in_layers: Whether the reference transformer's layers get `LowRank` and add it themselves.
+        base: The frozen parameters as arrays.
+        params: `a` and `b` under the path of each target matrix.
+        spec: The LoRA settings.
+        in_layers: Whether parameters of the reference transformer's layers become `LowRank`, to
+            which the layers apply the update themselves.
     """
 
     def one(path: Any, leaf: Any) -> Any:
@@ -122,7 +131,7 @@ def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = F
 
 def _is_matrix(path: str, leaf: Any) -> bool:
     floating = jnp.issubdtype(jnp.dtype(leaf.dtype), jnp.floating)
-    return floating and can_have_thin(path, leaf.ndim)
+    return floating and can_have_lora(path, leaf.ndim)
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:
@@ -138,3 +147,39 @@ def _find(tree: Any, path: str) -> Any:
             return None
         tree = tree[word]
     return tree
+
+
+def lora_layout(params: PyTree, base: Layout) -> Layout:
+    """Return the layout of LoRA matrices for weights with the layout `base`.
+
+    `a` is sharded along its inputs and `b` along its outputs, never along the rank. The axes are
+    those of the weight's dimension, and the `fsdp` axes of its other dimension where they divide
+    the size.
+
+    Args:
+        params: `a` and `b` under the path of each weight, as arrays or shapes.
+        base: The layout of the weights.
+    """
+    named = jax.tree_util.tree_leaves_with_path(params)
+    specs = {join_path(path): _spec(join_path(path), leaf, base) for path, leaf in named}
+    rules = [(f"^{re.escape(path)}$", spec) for path, spec in specs.items()]
+    # Without rules, `make_layout` does not warn that nothing is sharded.
+    return make_layout(params, base.mesh, None, rules=rules if any(specs.values()) else None)
+
+
+def _spec(path: str, thin: Any, base: Layout) -> PartitionSpec:
+    weight, which = path.rsplit("/", 1)
+    placed = base.find(weight)
+    assert placed is not None, path
+    *stack, inputs, outputs = spec_entries(placed.spec, len(thin.shape))
+    if which == "a":
+        return entries_spec([*stack, _cut(thin.shape[-2], inputs, outputs, base.mesh), ()])
+    return entries_spec([*stack, (), _cut(thin.shape[-1], outputs, inputs, base.mesh)])
+
+
+def _cut(
+    size: int, own: tuple[str, ...], others: tuple[str, ...], mesh: AnyMesh
+) -> tuple[str, ...]:
+    sizes = axis_sizes(mesh)
+    both = (*own, *axes_with_role(others, "fsdp"))
+    return own if size % math.prod(sizes[axis] for axis in both) else both

@@ -1,4 +1,4 @@
-"""`LowRank`: a matrix that stays as it is and two thin ones that are trained beside it."""
+"""`LowRank`: a frozen matrix and its two trained LoRA matrices."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,11 @@ from ...parallel.sharding.activations import constrain
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRank:
-    """`base + a @ b`, in the place of a parameter (..., inputs, outputs).
+    """`base + a @ b` in place of a parameter (..., inputs, outputs).
 
-    A layer that knows it adds `(x @ a) @ b` to its product, so that neither the sum nor a gradient
-    of its size ever exists, and what is small beside the base is not rounded away. Any other reads
-    the sum by indexing, as it reads an array.
+    A layer that supports LoRA adds `(x @ a) @ b` to its output. Then neither the sum nor a gradient
+    of its size ever exists, and small updates are not rounded away. Other layers read the sum by
+    indexing, as they read an array.
     """
 
     base: jax.Array
@@ -25,33 +25,33 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the matrix."""
+        """The shape of the base."""
         return self.base.shape
 
     @property
     def ndim(self) -> int:
-        """Of the matrix."""
+        """The number of dimensions of the base."""
         return self.base.ndim
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the base."""
+        """The dtype of the base."""
         return self.base.dtype
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self.merged()[index]
 
     def merged(self) -> jax.Array:
-        """The sum, in the base's format, rounded once."""
+        """Return `base + a @ b` in the base's dtype, rounded once."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
         added = jnp.matmul(
             self.a.astype(wide), self.b.astype(wide), precision=jax.lax.Precision.HIGHEST
         )
         return (self.base.astype(wide) + added).astype(self.dtype)
 
-    def beside(self, x: jax.Array) -> jax.Array:
-        """What the thin matrices make of x (..., inputs)."""
-        # Gathered where they are cut: else the compiler moves activations, which are larger.
-        whole = (None,) * self.ndim
-        a, b = (constrain(one.astype(x.dtype), *whole) for one in (self.a, self.b))
+    def update(self, x: jax.Array) -> jax.Array:
+        """Return `(x @ a) @ b` for x (..., inputs)."""
+        # Sharded LoRA matrices are gathered, or the compiler would move activations instead.
+        unsharded = (None,) * self.ndim
+        a, b = (constrain(matrix.astype(x.dtype), *unsharded) for matrix in (self.a, self.b))
         return (x @ a) @ b

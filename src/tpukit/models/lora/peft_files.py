@@ -1,4 +1,4 @@
-"""Adapters in the files that `peft` reads and writes: adapter_config.json and safetensors."""
+"""LoRA adapters in the files of `peft`: adapter_config.json and safetensors."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from safetensors.numpy import load_file, save_file
 from ...errors import TPUModelError
 from ..huggingface.config import family_for
 from ..huggingface.files import read_json
-from ..huggingface.tensors import entries
+from ..huggingface.tensors import tensor_entries
 from ..transformer.config import TransformerConfig
 from .spec import LoraSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# What peft does beside plain LoRA, and what it says where it does not.
+# Options of peft beyond plain LoRA, and their values for plain LoRA.
 _PLAIN = {
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
@@ -31,7 +31,7 @@ _PLAIN = {
 
 
 class PeftAdapter(NamedTuple):
-    """Thin matrices under the paths of a model's own, how they are scaled, and beside which."""
+    """LoRA matrices by path, their settings, and the folder or name of the base model."""
 
     params: dict[str, Any]
     spec: LoraSpec
@@ -39,7 +39,7 @@ class PeftAdapter(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A module of the checkpoint, and where its matrix lies in our parameters."""
+    """A module of the checkpoint, and the path and row of its matrix in our parameters."""
 
     module: str
     path: str
@@ -54,14 +54,14 @@ def write_peft(
     *,
     base: str | None = None,
 ) -> list[Path]:
-    """Write adapters as a folder that `peft.PeftModel.from_pretrained` reads.
+    """Write LoRA matrices as a folder that `peft.PeftModel.from_pretrained` reads.
 
     Args:
-        params: `a` and `b` under the path of each matrix.
-        spec: How they are scaled.
-        config: The model they are beside.
-        folder: Made if it is not there.
-        base: The folder or name of that model.
+        params: `a` and `b` under the path of each target matrix.
+        spec: The LoRA settings.
+        config: The base model.
+        folder: Created if it does not exist.
+        base: The folder or name of the base model.
 
     Raises:
         TPUModelError: A matrix is part of a larger tensor in Hugging Face's files.
@@ -95,12 +95,12 @@ def write_peft(
 
 
 def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
-    """Read adapters that `peft` (or `write_peft`) wrote, for a model.
+    """Read LoRA matrices that `peft` (or `write_peft`) wrote.
 
-    Layers that have none get such that add nothing.
+    Layers without LoRA matrices get matrices of zeros.
 
     Raises:
-        TPUModelError: They are no plain LoRA, or not of this model.
+        TPUModelError: The files are not plain LoRA, or belong to another model.
     """
     folder = Path(folder)
     about = read_json(folder / CONFIG_FILE)
@@ -127,16 +127,16 @@ def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
             if full not in named or named[full].shape != expected:
                 found = named[full].shape if full in named else "not there"
                 raise TPUModelError(
-                    f"'{full}' is {found}; r={rank} and the model make it {expected}. The adapter "
-                    "is of another model, or incomplete."
+                    f"'{full}' is {found}, but r={rank} and the model need {expected}; the adapter "
+                    "belongs to another model, or is incomplete."
                 )
             thin[letter][place.row] = named[full].T
             used.add(full)
     if not params or set(named) - used:
         strange = sorted(set(named) - used)[:3]
         raise TPUModelError(
-            f"{folder / WEIGHTS_FILE} has {', '.join(strange) or 'no adapters'}, beside no matrix "
-            f"of '{config.name}'; it is of another model."
+            f"{folder / WEIGHTS_FILE} has {', '.join(strange) or 'no adapters'}, which match no "
+            f"matrix of '{config.name}'; the adapter belongs to another model."
         )
     spec = LoraSpec(rank=rank, alpha=alpha, targets=tuple(f"^{path}$" for path in _paths(params)))
     base = about.get("base_model_name_or_path")
@@ -148,42 +148,43 @@ def _checked(about: Mapping[str, Any], folder: Path) -> tuple[int, float]:
     good = type(rank) is int and type(alpha) in (int, float) and 0 < rank < 1 << 16
     if about.get("peft_type") != "LORA" or not good:
         raise TPUModelError(
-            f"{folder / CONFIG_FILE} says peft_type={about.get('peft_type')!r}, r={rank!r}, "
-            f"lora_alpha={alpha!r}; plain LoRA is read."
+            f"{folder / CONFIG_FILE} has peft_type={about.get('peft_type')!r}, r={rank!r}, "
+            f"lora_alpha={alpha!r}; expected plain LoRA."
         )
     for key, plain in _PLAIN.items():
         if key in about and about[key] not in plain:
             raise TPUModelError(
-                f"{folder / CONFIG_FILE} says {key}={about[key]!r}, which is more than plain LoRA; "
-                "merge it with peft (merge_and_unload) and read the whole model."
+                f"{folder / CONFIG_FILE} has {key}={about[key]!r}, but only plain LoRA is read; "
+                "merge it with peft (merge_and_unload) and read the merged model."
             )
     assert isinstance(rank, int)
-    # rsLoRA divides by the root of the rank instead.
+    # rsLoRA divides by the square root of the rank instead.
     scaled = float(alpha) * rank**0.5 if about.get("use_rslora") else float(alpha)  # pyright: ignore[reportArgumentType]
     return rank, scaled
 
 
 def _places(config: TransformerConfig, wanted: set[str] | None) -> Iterator[_Place]:
-    """Every matrix of the layers that is a module of its own in Hugging Face's files."""
+    """Yield every matrix of the layers that is a module of its own in Hugging Face's files."""
     family = family_for(config)
-    slots = family.slots_of(config, family.json(config))
+    tensors_of_layers = family.layer_tensors(config, family.json(config))
     seen: set[str] = set()
-    for entry in entries(config, slots, prefix="model.", head=""):
+    for entry in tensor_entries(config, tensors_of_layers, prefix="model.", head=""):
         if wanted is not None and entry.path not in wanted:
             continue
         seen.add(entry.path)
         module, dot, leaf = entry.name.rpartition(".")
-        plain = entry.slot.transposed and entry.slot.part is None and not entry.slot.middle
+        plain = entry.source.transposed and entry.source.part is None and not entry.source.unit_axis
         if plain and dot and leaf == "weight" and len(entry.shape) == 2:
             yield _Place(module, entry.path, entry.index)
         elif wanted is not None:
             raise TPUModelError(
-                f"'{entry.path}' is part of '{entry.name}' in Hugging Face's files, beside which "
-                "peft has no adapter of its own; export the merged model instead."
+                f"'{entry.path}' is part of the tensor '{entry.name}' in Hugging Face's files, so "
+                "peft cannot have an adapter for it; export the merged model instead."
             )
     if wanted is not None and wanted - seen:
         raise TPUModelError(
-            f"{', '.join(sorted(wanted - seen))} are in no file of Hugging Face's for this model."
+            f"{', '.join(sorted(wanted - seen))} are not in Hugging Face's files of this model; "
+            "export the merged model instead."
         )
 
 

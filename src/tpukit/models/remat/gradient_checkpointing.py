@@ -1,4 +1,4 @@
-"""Put gradient checkpoints on a model that exists already, of any framework that has them."""
+"""Gradient checkpointing for existing models of any supported framework."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 
 from ...errors import TPUModelError
 from ..adapters.registry import kind_of
-from .policy import RematPolicy
+from .policy import NOTHING_SAVEABLE, RematPolicy
 
 Model = TypeVar("Model")
 
@@ -16,24 +16,24 @@ Model = TypeVar("Model")
 def enable_gradient_checkpointing(
     model: Model,
     checkpoint_every_n_layers: int = 1,
-    checkpoint_policy: str | RematPolicy = "nothing_saveable",
+    checkpoint_policy: str | RematPolicy = NOTHING_SAVEABLE,
 ) -> Model:
-    """The same model, computing activations again in the backward pass instead of keeping them.
+    """Return the same model, which recomputes activations in the backward pass.
 
-    Values and gradients do not change; memory falls and the backward pass grows by up to one
+    Values and gradients do not change. Memory falls, and the backward pass grows by up to one
     forward pass.
 
     Args:
         model: The reference `Transformer`; an nnx, linen or equinox module; a function of
             parameters; a pair (init, apply); a PyTorch module; or a model whose adapter was
             registered with `checkpoint=`.
-        checkpoint_every_n_layers: Keep the activations between every so many layers. Layers are
-            told by the parameters they read: a list of blocks, numbered names ("Block_3"), or
-            without either the outermost modules.
+        checkpoint_every_n_layers: Layers per checkpointed segment. Layers are recognised by the
+            parameters they read: a list of blocks, numbered names ("Block_3"), or else the
+            outermost modules.
         checkpoint_policy: What else to keep; see `RematPolicy`.
 
     Returns:
-        A new model that shares its arrays with the one given, which is left as it was.
+        A new model that shares its arrays with the given model, which is not changed.
     """
     policy = RematPolicy.parse(checkpoint_policy)
     if checkpoint_every_n_layers != 1:
@@ -42,20 +42,20 @@ def enable_gradient_checkpointing(
 
 
 def checkpoint_layers(model: Model, remat: RematPolicy) -> Model:
-    """Apply a whole `RematPolicy` to a model; without checkpoints in it, the model itself."""
+    """Return the model with a `RematPolicy`, or the model itself where the policy is inactive."""
     if not remat.active:
         return model
     kind = kind_of(model)
     if kind.checkpoint is None:
         raise TPUModelError(
-            f"the adapter '{kind.name}' sets no gradient checkpoints; write Workload(model, "
-            f"remat='{remat}', …), or register it with checkpoint=."
+            f"the adapter '{kind.name}' has no gradient checkpointing; use Workload(model, "
+            f"remat='{remat}', …), or register the adapter with checkpoint=."
         )
     return kind.checkpoint(model, remat)
 
 
 def saved_residual_bytes(function: Callable[..., Any], *args: Any) -> int:
-    """Bytes the forward pass of `function` keeps for its backward pass, arguments included.
+    """Return the bytes that the forward pass keeps for the backward pass, arguments included.
 
     Args:
         function: A differentiable function.

@@ -1,4 +1,4 @@
-"""What the backward pass recomputes instead of remembering, as a value that can be written down."""
+"""Remat policies: what the backward pass recomputes instead of keeping."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from ...shown import Shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Tensors of the reference transformer a policy may name; one name may stand for several.
+# Tensors of the reference transformer that a policy may name; some names cover several tensors.
 TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "decoder_layer_input": ("decoder_layer_input",),
     "query_proj": ("query_proj",),
@@ -27,33 +27,37 @@ TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "expert_rows": ("expert_rows",),
     "expert_tokens": ("expert_tokens",),
 }
-# Our name -> jax.checkpoint_policies' name; None recomputes nothing at all.
+# Names of policies. No other file may write them; see `RematPolicy` for their meaning.
+NONE, EVERYTHING, MINIMAL, DOTS, NAMES = "none", "everything", "minimal", "dots", "names"
+FULL, NOTHING_SAVEABLE = "full", "nothing_saveable"
+# Our name -> the name in jax.checkpoint_policies; None sets no checkpoints.
 _POLICIES: dict[str, str | None] = {
-    "none": None,
-    "everything": "everything_saveable",
-    "full": "nothing_saveable",
-    "nothing_saveable": "nothing_saveable",
-    "minimal": "dots_with_no_batch_dims_saveable",
-    "dots": "dots_saveable",
-    "names": "save_and_offload_only_these_names",
+    NONE: None,
+    EVERYTHING: "everything_saveable",
+    FULL: "nothing_saveable",
+    NOTHING_SAVEABLE: "nothing_saveable",
+    MINIMAL: "dots_with_no_batch_dims_saveable",
+    DOTS: "dots_saveable",
+    NAMES: "save_and_offload_only_these_names",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RematPolicy(Shown):
-    """What to keep from the forward pass; all else is computed again in the backward pass.
+    """What to keep from the forward pass; the backward pass recomputes the rest.
 
     Policies: `none` (keep all, no checkpoints), `everything` (checkpoints that keep all),
-    `full` or `nothing_saveable` (keep only the inputs of each segment), `minimal` (keep
-    products with weights), `dots` (keep every product), `names` (keep what `save` names on
-    the chip, and what `offload` names in host memory). A segment is `every_n_layers` layers.
+    `full` or `nothing_saveable` (keep only the inputs of each segment), `minimal` (keep results
+    of matmuls with weights), `dots` (keep results of every matmul), `names` (keep tensors of
+    `save` on the chip, and tensors of `offload` in host memory). A segment is `every_n_layers`
+    layers.
 
     Example:
         >>> str(RematPolicy.parse("save=out_proj offload=qkv_proj,decoder_layer_input"))
         'save=out_proj offload=qkv_proj,decoder_layer_input'
     """
 
-    policy: str = "none"
+    policy: str = NONE
     every_n_layers: int = 1
     save: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
@@ -65,15 +69,15 @@ class RematPolicy(Shown):
                 + did_you_mean(self.policy, _POLICIES)
             )
         if self.every_n_layers < 1:
+            raise TPUModelError(f"every_n_layers={self.every_n_layers}; expected at least 1.")
+        if self.policy == NONE and self.every_n_layers > 1:
             raise TPUModelError(
-                f"every_n_layers={self.every_n_layers}; a segment has at least 1 layer."
+                f"policy '{NONE}' makes no segments; use '{FULL}' with every_n_layers."
             )
-        if self.policy == "none" and self.every_n_layers > 1:
-            raise TPUModelError("policy 'none' makes no segments; use 'full' with every_n_layers.")
-        if (self.policy == "names") != bool(self.save or self.offload):
+        if (self.policy == NAMES) != bool(self.save or self.offload):
             raise TPUModelError(
                 f"policy '{self.policy}' with save={list(self.save)}, offload="
-                f"{list(self.offload)}; tensor names go with policy 'names', and only with it."
+                f"{list(self.offload)}; policy '{NAMES}' needs tensor names, and no other has any."
             )
         both = set(self.save) & set(self.offload)
         if both:
@@ -83,7 +87,7 @@ class RematPolicy(Shown):
 
     @classmethod
     def parse(cls, value: "RematSpec") -> "RematPolicy":
-        """Read "full", "full every=2", "save=a,b offload=c", a mapping, or None for no remat."""
+        """Parse "full", "full every=2", "save=a,b offload=c", a mapping, or None for no remat."""
         if value is None:
             return cls()
         if isinstance(value, RematPolicy):
@@ -101,18 +105,18 @@ class RematPolicy(Shown):
         for key in ("save", "offload"):
             fields[key] = tuple(fields.get(key, ()))
         if fields["save"] or fields["offload"]:
-            fields.setdefault("policy", "names")
+            fields.setdefault("policy", NAMES)
         return cls(**fields)
 
     def __str__(self) -> str:
-        words = [] if self.policy == "names" else [self.policy]
+        words = [] if self.policy == NAMES else [self.policy]
         words += [f"every={self.every_n_layers}"] if self.every_n_layers > 1 else []
         words += [f"save={','.join(self.save)}"] if self.save else []
         words += [f"offload={','.join(self.offload)}"] if self.offload else []
         return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `parse` reads back."""
+        """Return plain data that `parse` reads back."""
         return {
             "policy": self.policy,
             "every_n_layers": self.every_n_layers,
@@ -123,16 +127,26 @@ class RematPolicy(Shown):
     @property
     def active(self) -> bool:
         """Whether anything is checkpointed."""
-        return self.policy != "none"
+        return self.policy != NONE
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether the backward pass recomputes nothing."""
+        return self.policy in (NONE, EVERYTHING)
+
+    @property
+    def keeps_inputs_only(self) -> bool:
+        """Whether only the inputs of each segment are kept."""
+        return self.policy in (FULL, NOTHING_SAVEABLE)
 
     def jax_policy(self) -> Callable[..., Any]:
-        """The policy as `jax.checkpoint` takes it."""
+        """Return the policy argument of `jax.checkpoint`."""
         import jax
 
         name = _POLICIES[self.policy]
         if name is None:
-            raise TPUModelError("policy 'none' has no jax counterpart; ask `active` first.")
-        if self.policy != "names":
+            raise TPUModelError(f"policy '{NONE}' has no jax counterpart; check `active` first.")
+        if self.policy != NAMES:
             return getattr(jax.checkpoint_policies, name)
         return jax.checkpoint_policies.save_and_offload_only_these_names(
             names_which_can_be_saved=_expand(self.save),
@@ -142,7 +156,7 @@ class RematPolicy(Shown):
         )
 
     def wrap(self, function: F, *, in_loop: bool = False) -> F:
-        """The function with this policy on it; `in_loop` inside scan, where CSE cannot reach."""
+        """Return the function under `jax.checkpoint`; `in_loop` inside scan, which needs no CSE."""
         import jax
 
         if not self.active:
@@ -167,7 +181,7 @@ def _read_words(text: str) -> dict[str, Any]:
             fields["every_n_layers"] = int(value)
         elif key in ("save", "offload"):
             fields[key] = tuple(name for name in value.split(",") if name)
-            fields.setdefault("policy", "names")
+            fields.setdefault("policy", NAMES)
         else:
             raise TPUModelError(
                 f"remat '{text}': '{key}' is not a setting; write a policy name, every=N, "
@@ -177,5 +191,5 @@ def _read_words(text: str) -> dict[str, Any]:
 
 
 def _expand(names: tuple[str, ...]) -> list[str]:
-    # A name of the user's own model (their checkpoint_name) is passed on as it is.
+    # Other names are passed on, because user models define their own with checkpoint_name.
     return [tensor for name in names for tensor in TENSOR_NAMES.get(name, (name,))]

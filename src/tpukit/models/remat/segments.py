@@ -1,33 +1,32 @@
 """Gradient checkpoints between the layers of any function of parameters.
 
-Frameworks show their layers in different ways, or not at all. A traced program shows them all: a
-layer is where its parameters are read. So the function is traced, its equations are cut between
-layers, where the least is alive, and every piece is a checkpointed segment.
+Frameworks expose their layers in different ways or not at all, but a traced program shows where the
+parameters of each layer are read. So the function is traced and its equations are split between
+layers, where the fewest bytes are alive. Every part is a checkpointed segment.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from .layers import Layer, layer_names
 from .policy import RematPolicy
 
 _CALLS = ("jit", "pjit")  # what jax.jit leaves in a trace, by versions of jax
 
 
 def checkpoint_segments(function: Callable[..., Any], remat: RematPolicy) -> Callable[..., Any]:
-    """The same `function(params, *others)`, in checkpointed segments of so many layers.
+    """Return the same `function(params, *others)` in checkpointed segments.
 
-    A layer is what reads the parameters of one sub-tree: that of the first number in a path
-    ("layers/3", "Block_3"), or without one the outermost. What is read before and after numbered
-    layers is no part of their segments, and of a loop over stacked layers every turn is one.
-    Values and gradients stay.
+    A layer is the code that reads the parameters of one subtree: up to the first number in a path
+    ("layers/3", "Block_3"), or the outermost subtree. Code before and after numbered layers is not
+    part of their segments. In a scan over stacked layers every iteration is a segment. Values and
+    gradients do not change.
     """
     if not remat.active:
         return function
@@ -55,9 +54,46 @@ def checkpoint_segments(function: Callable[..., Any], remat: RematPolicy) -> Cal
     return run
 
 
+class Layer(NamedTuple):
+    """One layer of a model.
+
+    Attributes:
+        path: The path of its parameters in the tree.
+        numbered: Whether the path ends in a number, as in a list of equal layers.
+    """
+
+    path: tuple[str, ...]
+    numbered: bool
+
+
+def layer_names(params: Any) -> list[Layer]:
+    """Return the layer of every leaf of `params`, in the order of the leaves."""
+    paths = [
+        tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    # A common prefix ("params") does not distinguish layers.
+    shared = next(
+        (place for place, names in enumerate(zip(*paths, strict=False)) if len({*names}) > 1), 0
+    )
+    return [_layer(path[shared:]) for path in paths]
+
+
+def _layer(names: tuple[str, ...]) -> Layer:
+    """Return the path up to its first number, or its first part.
+
+    Example:
+        ("layers", "3", "up", "kernel") -> ("layers", "3"); ("head", "kernel") -> ("head",)
+    """
+    for place, name in enumerate(names):
+        if name[-1:].isdigit():
+            return Layer(names[: place + 1], True)
+    return Layer(names[:1], False)
+
+
 @dataclass(frozen=True)
 class _Visit:
-    """Equations from the first to the last that read one layer's parameters in a row."""
+    """Consecutive equations that read one layer's parameters, by first and last number."""
 
     layer: Layer
     first: int
@@ -65,7 +101,7 @@ class _Visit:
 
 
 class _Program:
-    """A traced function, and whose parameters its inputs are."""
+    """A traced function, and the layer that owns each of its inputs."""
 
     def __init__(self, closed: Any, owners: Sequence[Layer | None]) -> None:
         self.closed, self.jaxpr = closed, closed.jaxpr
@@ -76,7 +112,7 @@ class _Program:
         }
 
     def run(self, arrays: Sequence[Any], remat: RematPolicy) -> list[Any]:
-        """Evaluate it piece by piece."""
+        """Evaluate the program segment by segment."""
         jaxpr = self.jaxpr
         values: dict[Any, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
         values.update(zip(jaxpr.constvars, self.closed.consts, strict=True))
@@ -92,8 +128,8 @@ class _Program:
         ]
 
     def cuts(self, every: int) -> list[int]:
-        """Places between equations at which a segment ends, in order."""
-        found: list[int] = []
+        """Return the equation numbers at which segments end."""
+        ends: list[int] = []
         visits = self._visits()
         alive = self._bytes_alive()
         layers = 1
@@ -101,13 +137,13 @@ class _Program:
             changes = before.layer.numbered != after.layer.numbered
             if changes or layers == every:
                 between = range(before.last + 1, after.first + 1)
-                found.append(min(between, key=lambda place: alive[place]))
+                ends.append(min(between, key=lambda place: alive[place]))
                 layers = 0
             layers += 1
-        return found
+        return ends
 
     def _visits(self) -> list[_Visit]:
-        """Which layer is at work when; what only changes parameters' form is no work."""
+        """Return the order of layers; equations that only reshape parameters do not count."""
         visits: list[_Visit] = []
         for place, equation in enumerate(self.jaxpr.eqns):
             read = _variables(equation.invars)
@@ -123,7 +159,7 @@ class _Program:
         return visits
 
     def _bytes_alive(self) -> np.ndarray:
-        """Bytes of activations that are alive before each equation."""
+        """Return the bytes of activations that are alive before each equation."""
         equations = self.jaxpr.eqns
         change = np.zeros(len(equations) + 2)
         last = {variable: len(equations) for variable in _variables(self.jaxpr.outvars)}
@@ -138,8 +174,8 @@ class _Program:
         return np.cumsum(change)
 
     def _part(self, start: int, stop: int, remat: RematPolicy) -> Any:
-        """Some of the equations as a program: reads what came before, gives what is used later."""
-        equations = [self._with_turns(one, remat) for one in self.jaxpr.eqns[start:stop]]
+        """Return equations `start` to `stop` as a program of their inputs and used outputs."""
+        equations = [self._checkpointed(eqn, remat) for eqn in self.jaxpr.eqns[start:stop]]
         made = {variable for equation in equations for variable in equation.outvars}
         later = [atom for equation in self.jaxpr.eqns[stop:] for atom in equation.invars]
         wanted = set(_variables([*later, *self.jaxpr.outvars]))
@@ -152,25 +188,25 @@ class _Program:
         given = [one for equation in equations for one in equation.outvars if one in wanted]
         return _program_of(self.jaxpr, [*read], given, equations)
 
-    def _with_turns(self, equation: Any, remat: RematPolicy) -> Any:
-        """A loop over stacked layers with every turn a segment; any other equation as it is."""
+    def _checkpointed(self, equation: Any, remat: RematPolicy) -> Any:
+        """Return a scan over stacked layers with checkpointed iterations, or the equation."""
         if equation.primitive.name != "scan":
             return equation
-        whole = sum(equation.params.get(name, 0) for name in ("num_consts", "num_carry"))
-        if not any(one in self.owner for one in _variables(equation.invars[whole:])):
+        unscanned = sum(equation.params.get(name, 0) for name in ("num_consts", "num_carry"))
+        if not any(variable in self.owner for variable in _variables(equation.invars[unscanned:])):
             return equation
         body = equation.params["jaxpr"]
-        turn = remat.wrap(core.jaxpr_as_fun(body), in_loop=True)
+        iteration = remat.wrap(core.jaxpr_as_fun(body), in_loop=True)
         shapes = [
             jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=getattr(one, "weak_type", False))
             for one in body.in_avals
         ]
-        made = jax.make_jaxpr(turn)(*shapes)
+        made = jax.make_jaxpr(iteration)(*shapes)
         return equation.replace(params={**equation.params, "jaxpr": made})
 
 
 def _opened(closed: Any, owners: Sequence[Layer | None], arrays: Sequence[Any]) -> Any:
-    """The trace without calls in it that hide several layers, such as a model under jax.jit."""
+    """Return the trace with calls that contain several layers inlined, such as jax.jit models."""
     given = dict(zip(closed.jaxpr.invars, owners, strict=True))
     if not any(_hides_layers(equation, given) for equation in closed.jaxpr.eqns):
         return closed
@@ -209,7 +245,7 @@ def _program_of(jaxpr: Any, read: list[Any], given: list[Any], equations: list[A
 
 
 def _hides_layers(equation: Any, owner: dict[Any, Layer | None]) -> bool:
-    """Whether it is a call that reads the parameters of several layers."""
+    """Whether the equation is a call that reads the parameters of several layers."""
     if equation.primitive.name not in _CALLS:
         return False
     found = {owner.get(one) for one in _variables(equation.invars)} - {None}

@@ -1,1 +1,1 @@
-"""Parameters kept in other formats than they are used in, and the products they are found by."""
+"""Stored parameters: parameters kept in quantized formats, found by the matmuls that use them."""

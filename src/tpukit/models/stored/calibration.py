@@ -1,4 +1,4 @@
-"""Find a model's matrices, and collect what their inputs look like: XᵀX of each."""
+"""Find a model's matrices, and collect statistics of their inputs: XᵀX per matrix."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .product import MatrixAxes, StoredProduct
-from .spread import Spread, on_host
-from .tracked import Multiplied, StoredLeaf, Tracked
-from .view import View
-from .walk import walk
+from .placement import Spread, on_host
+from .view import MatrixAxes, StoredMatmul, View
+from .walk import StoredLeaf, Tracked, WeightMatmul, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +18,10 @@ class ModelMatrix:
     """One matrix of a model.
 
     Attributes:
-        path: Of its parameter in the tree.
-        index: Of the matrix in its parameter, where that is a stack.
-        axes: What the parameter's axes are.
-        turn: When it is first multiplied: 0 comes first.
+        path: The path of its parameter in the tree.
+        index: The index of the matrix in its parameter, where that is a stack.
+        axes: The axes of the parameter.
+        turn: Its place in the order in which matrices are first multiplied, from 0.
     """
 
     path: str
@@ -43,7 +41,7 @@ class ModelMatrix:
 
     @property
     def number(self) -> int:
-        """Its place among the matrices of its parameter."""
+        """The number of the matrix within its parameter."""
         place = 0
         for size, at in zip(self.axes.stack_shape, self.index, strict=True):
             place = place * size + at
@@ -52,11 +50,11 @@ class ModelMatrix:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """What a matrix was multiplied with.
+    """Statistics of the inputs of a matrix.
 
     Attributes:
-        gram: XᵀX (inputs, inputs), float32, summed over all rows; of a mesh, on the host.
-        rows: How many rows that were.
+        gram: XᵀX (inputs, inputs) in float32, summed over all rows; on the host for a mesh.
+        rows: The number of rows.
     """
 
     gram: jax.Array | np.ndarray
@@ -64,32 +62,32 @@ class InputStatistics:
 
     @property
     def hessian(self) -> jax.Array:
-        """XᵀX of a mean row."""
+        """XᵀX divided by the number of rows."""
         return jnp.asarray(self.gram) / max(1, self.rows)
 
 
 def path_text(path: Any) -> str:
-    """The path of a leaf, as rules match it: "layers/attention/q_proj/kernel"."""
+    """Return the path of a leaf as text: "layers/attention/q_proj/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 @dataclass(frozen=True)
 class ModelMatrices:
-    """All matrices of a model in the order of their turns, and what was not understood.
+    """All matrices of a model in the order of their use, and the parameters that are none.
 
     Attributes:
         found: The matrices.
-        products: The products, and which matrix each step and batch element of one takes.
-        refused: Parameters that products take in a way nobody can quantize, and why.
+        products: The matmuls, with the matrix of each scan iteration and batch element.
+        refused: Parameters that cannot be quantized because of how they are used, with reasons.
     """
 
     found: tuple[ModelMatrix, ...]
-    products: Mapping[StoredProduct, tuple[str, ...]]
+    products: Mapping[StoredMatmul, tuple[str, ...]]
     refused: Mapping[str, str]
 
 
 def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> ModelMatrices:
-    """Every parameter that `apply(params, *args)` multiplies something with.
+    """Return every parameter that `apply(params, *args)` uses as a matrix of a matmul.
 
     Nothing is computed; arrays may be shapes.
     """
@@ -104,20 +102,20 @@ def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> ModelMa
         seen = product.matrix_axes(shapes[product.leaf])
         path = paths[product.leaf]
         if seen is None or product.stack_indices(seen) is None:
-            refused[path] = "a product takes a piece of it"
+            refused[path] = "a matmul uses a part of it"
         elif axes.setdefault(product.leaf, seen) != seen:
             refused[path] = "it is multiplied from both sides"
     for leaf, shape in enumerate(shapes):
         if leaf not in axes and sum(size > 1 for size in shape) > 1:
-            refused.setdefault(paths[leaf], "it is looked up, or used in no product of this kind")
+            refused.setdefault(paths[leaf], "it is looked up, or used in no matmul")
     turns: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-    taken: dict[StoredProduct, tuple[str, ...]] = {}
+    taken: dict[StoredMatmul, tuple[str, ...]] = {}
     for place, product in enumerate(recorder.order):
         if paths[product.leaf] in refused:
             continue
         indices = product.stack_indices(axes[product.leaf]) or []
         for step, index in enumerate(indices):
-            # Products of one loop come in its turns: all of step 0 before any of step 1.
+            # Matmuls of one scan are ordered by iteration: all of iteration 0 before iteration 1.
             first = recorder.order.index(recorder.first_of_loop[product])
             turns.setdefault((product.leaf, index), (first, step, place))
         taken[product] = tuple(
@@ -140,19 +138,19 @@ def collect_statistics(
     only: Iterable[str] | None = None,
     spread: Spread | None = None,
 ) -> dict[str, InputStatistics]:
-    """XᵀX of what each matrix is multiplied with, summed over batches.
+    """Return XᵀX of the inputs of each matrix, summed over batches.
 
-    Batches are read one at a time; what is kept is a square matrix of float32 for each of `only`
-    (and for its neighbours in a loop over layers, which are measured together). On a mesh its rows
-    are split over all devices.
+    Batches are read one at a time. A square float32 matrix is kept for each matrix of `only`, and
+    for its neighbours in a scan over layers, which are measured together. On a mesh its rows are
+    sharded over all devices.
 
     Args:
         apply: (params, batch) -> anything.
         params: A tree of arrays.
-        batches: What `apply` takes, one after another; shapes may differ.
-        matrices: Of `find_matrices`.
+        batches: Arguments of `apply`; shapes may differ.
+        matrices: The result of `find_matrices`.
         only: Names of matrices; all by default.
-        spread: Devices that share each batch and add up what they see; one device by default.
+        spread: The devices that share each batch; one device by default.
     """
     wanted = {one.name for one in matrices.found} if only is None else set(only)
     products = {p for p, names in matrices.products.items() if wanted.intersection(names)}
@@ -163,7 +161,7 @@ def collect_statistics(
         return recorder.statistics
 
     run: dict[Any, Any] = {}
-    totals: dict[StoredProduct, Any] = {}
+    totals: dict[StoredMatmul, Any] = {}
     params = params if spread is None else spread.params(params)
     for batch in batches:
         batch = jax.tree.map(jnp.asarray, batch)
@@ -182,7 +180,7 @@ def collect_statistics(
         for name, one, count in zip(matrices.products[product], each, counts, strict=True):
             if name in wanted:
                 old = found.get(name, InputStatistics(np.zeros((), np.float32), 0))
-                # From a mesh to the host: one device could not hold those of all matrices.
+                # Moved from a mesh to the host, because one device could not hold all of them.
                 new = one if spread is None else on_host(one)
                 found[name] = InputStatistics(old.gram + new, old.rows + int(count))
     return found
@@ -192,9 +190,9 @@ def _add(old: Any, new: Any) -> Any:
     return jax.tree.map(jnp.add, old, new)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., dict[StoredProduct, Any]]:
-    """The function under jit; its result's keys are products, which are no tree of jax's."""
-    keys: list[StoredProduct] = []
+def _compiled(function: Callable[..., Any]) -> Callable[..., dict[StoredMatmul, Any]]:
+    """Return the function under jit; the keys of its result are matmuls, not a jax tree."""
+    keys: list[StoredMatmul] = []
 
     def values(params: Any, batch: Any) -> Any:
         found = function(params, batch)
@@ -203,7 +201,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., dict[StoredProduct,
 
     jitted = jax.jit(values)
 
-    def run(params: Any, batch: Any) -> dict[StoredProduct, Any]:
+    def run(params: Any, batch: Any) -> dict[StoredMatmul, Any]:
         results = jitted(params, batch)
         return dict(zip(keys, results, strict=True))
 
@@ -225,22 +223,22 @@ def _through_values(apply: Any, params: Any, args: Any, recorder: "_Recorder") -
 
 
 class _Recorder:
-    """Notes every product, and measures its inputs."""
+    """Records every matmul, and measures its inputs."""
 
     records = True
 
     def __init__(
-        self, *, measure: bool, only: set[StoredProduct] | None = None, spread: Spread | None = None
+        self, *, measure: bool, only: set[StoredMatmul] | None = None, spread: Spread | None = None
     ) -> None:
         self._measure, self._only, self._spread = measure, only, spread
-        self.statistics: dict[StoredProduct, Any] = {}
-        self.order: list[StoredProduct] = []
-        self.first_of_loop: dict[StoredProduct, StoredProduct] = {}
-        self._last: list[StoredProduct] = []
+        self.statistics: dict[StoredMatmul, Any] = {}
+        self.order: list[StoredMatmul] = []
+        self.first_of_loop: dict[StoredMatmul, StoredMatmul] = {}
+        self._last: list[StoredMatmul] = []
 
-    def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
+    def matmul(self, found: WeightMatmul, multiply: Callable[[Any, Any], Any]) -> Any:
         """See `Visitor`."""
-        product = StoredProduct(found.weight.leaf.number, found.weight.view, found.contraction)
+        product = StoredMatmul(found.weight.leaf.number, found.weight.view, found.contraction)
         if product not in self.order:
             self.order.append(product)
             self.first_of_loop[product] = product
@@ -251,12 +249,12 @@ class _Recorder:
             self.statistics[product] = seen if old is None else _add(old, seen)
         return multiply(found.x, found.weight.get())
 
-    def enter_loop(self) -> tuple[dict[StoredProduct, Any], int]:
+    def enter_loop(self) -> tuple[dict[StoredMatmul, Any], int]:
         """See `Visitor`."""
         outside, self.statistics = self.statistics, {}
         return outside, len(self.order)
 
-    def leave_loop(self, entered: tuple[dict[StoredProduct, Any], int]) -> list[Any]:
+    def leave_loop(self, entered: tuple[dict[StoredMatmul, Any], int]) -> list[Any]:
         """See `Visitor`."""
         outside, before = entered
         recorded, self.statistics = self.statistics, outside
@@ -270,11 +268,11 @@ class _Recorder:
         self.statistics |= dict(zip(self._last, recorded, strict=True))
 
 
-def _gram(found: Multiplied) -> tuple[jax.Array, jax.Array]:
-    """XᵀX (batch…, inputs, inputs) and the number of rows, as the loops around stack them."""
+def _gram(found: WeightMatmul) -> tuple[jax.Array, jax.Array]:
+    """Return XᵀX (batch…, inputs, inputs) and the number of rows."""
     x, view = found.x, found.weight.view
     own, other = found.contraction, found.x_contraction
-    # The inputs in the order they have in the parameter, whatever order the product has them in.
+    # The inputs are put in the order of the parameter, which may differ from the matmul's order.
     order = sorted(range(len(own.contracted)), key=lambda i: -view.strides[own.contracted[i]])
     inner = [other.contracted[i] for i in order]
     free = [a for a in range(x.ndim) if a not in (*inner, *other.batch)]

@@ -1,4 +1,4 @@
-"""`StoredParameter`: a model's parameter kept as quantized matrices, a leaf's place in its tree."""
+"""`StoredParameter`: a parameter kept as quantized matrices, used as a leaf of a parameter tree."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,19 +10,17 @@ import numpy as np
 
 from ...annotations import PyTree
 from ...kernels.ops.quantized_matmul.weight import array_bytes
-from .part import part_matrix
-from .part_stack import Parts, PartStack, stacked
-from .product import MatrixAxes
-from .view import View, row_major
+from .parts import Parts, PartStack, part_matrix, stacked
+from .view import MatrixAxes, View, row_major
 
 
 class Reach(NamedTuple):
-    """The matrices of a stored parameter that a view is made of.
+    """The matrices of a stored parameter that a view covers.
 
     Attributes:
-        numbers: Of the parts, in order.
+        numbers: The numbers of the parts, in order.
         shape: The axes before the matrix.
-        view: The same elements in a parameter that holds those parts and no others.
+        view: The same elements as a view of a parameter with only these parts.
     """
 
     numbers: tuple[int, ...]
@@ -31,7 +29,7 @@ class Reach(NamedTuple):
 
     @property
     def in_a_row(self) -> bool:
-        """Whether the parts are neighbours."""
+        """Whether the parts are consecutive."""
         return self.numbers == tuple(range(self.numbers[0], self.numbers[0] + len(self.numbers)))
 
 
@@ -40,13 +38,12 @@ class Reach(NamedTuple):
 class StoredParameter:
     """A parameter as matrices, some or all of them quantized.
 
-    The arrays of a part shard as its matrix does: see `VQArray`.
+    The arrays of a part are sharded like its matrix; see `VQArray`.
 
     Attributes:
-        parts: (inputs, outputs) matrices, one for each index of the stack: each by itself, or
-            side by side.
-        axes: What the axes of the parameter are.
-        dtype: The name of the dtype the model expects it in.
+        parts: (inputs, outputs) matrices, one per index of the stack, separate or stacked.
+        axes: The axes of the parameter.
+        dtype: The name of the dtype that the model expects.
     """
 
     parts: Parts
@@ -55,21 +52,21 @@ class StoredParameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
+        """The shape of the parameter."""
         return self.axes.shape
 
     @property
     def ndim(self) -> int:
-        """Of the parameter."""
+        """The number of dimensions of the parameter."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts as they lie in memory."""
+        """Bytes of all parts in memory."""
         return array_bytes(self.parts)
 
     def dense(self, view: View | None = None) -> jax.Array:
-        """The parameter, or the elements of a view `reach` gave, as an array."""
+        """Return the parameter, or the elements of a view of `reach`, as an array."""
         axes = self.axes
         sizes = [axes.shape[axis] for axis in axes.order]
         array = self._matrices().reshape(sizes).transpose(np.argsort(axes.order))
@@ -85,7 +82,7 @@ class StoredParameter:
         return self.parts.matrices(self.dtype)
 
     def reach(self, view: View) -> Reach | None:
-        """Which parts a view is made of; None where it is not of whole matrices."""
+        """Return the parts that a view covers, or None where it has incomplete matrices."""
         axes = self.axes
         if axes.stack != tuple(range(len(axes.stack))):
             return None
@@ -109,20 +106,20 @@ class StoredParameter:
         return Reach(tuple(numbers.ravel().tolist()), shape, View(view.shape, moved))
 
     def run_of(self, reach: Reach) -> tuple[PartStack, int] | None:
-        """The stack that holds the parts of a reach in a row, and where; None without one."""
+        """Return the stack with consecutive parts and the first part's index in it, or None."""
         if isinstance(self.parts, tuple) or not reach.in_a_row:
             return None
         return self.parts.holding(reach.numbers[0], len(reach.numbers))
 
     def reached(self, reach: Reach) -> "tuple[Any, ...] | PartStack":
-        """The parts that a view reaches; those of a stack as a stack where they are neighbours."""
+        """Return the parts of a reach, as a stack where consecutive parts are stacked."""
         if (found := self.run_of(reach)) is not None:
             stack, first = found
             return stack.some(first, len(reach.numbers))
         return tuple(self.parts[number] for number in reach.numbers)
 
     def piece(self, reach: Reach, parts: Parts) -> "StoredParameter":
-        """A parameter of the parts that a view reaches, or of others in their place."""
+        """Return a parameter of the parts of a reach, or of other parts in their place."""
         old = len(self.axes.stack)
         new = len(reach.shape)
         axes = MatrixAxes(
@@ -140,7 +137,7 @@ def is_stored(leaf: object) -> bool:
 
 
 def with_stacks(params: PyTree) -> PyTree:
-    """The tree, with the parts of every stored parameter in one stack where they are alike."""
+    """Return the tree with equal parts of every stored parameter stacked."""
 
     def one(leaf: Any) -> Any:
         return replace(leaf, parts=stacked(leaf.parts)) if is_stored(leaf) else leaf
@@ -149,13 +146,13 @@ def with_stacks(params: PyTree) -> PyTree:
 
 
 def store(array: jax.Array, parts: tuple[Any, ...], axes: MatrixAxes) -> StoredParameter:
-    """The parameter `array` with its matrices replaced by `parts`."""
+    """Return the parameter `array` with its matrices replaced by `parts`."""
     assert len(parts) == axes.count
     return StoredParameter(parts, axes, jnp.dtype(array.dtype).name)
 
 
 def matrices_of(array: Any, axes: MatrixAxes) -> jax.Array:
-    """The matrices of a parameter, (count, inputs, outputs)."""
+    """Return the matrices (count, inputs, outputs) of a parameter."""
     return jnp.transpose(jnp.asarray(array), axes.order).reshape(
         axes.count, axes.rows, axes.columns
     )

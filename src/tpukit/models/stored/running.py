@@ -1,4 +1,4 @@
-"""Run programs on stored parameters: products take them as they are kept."""
+"""Run programs on stored parameters, whose matmuls read the quantized form."""
 
 import math
 from collections.abc import Callable
@@ -9,15 +9,13 @@ import jax.numpy as jnp
 
 from ...annotations import PyTree
 from ...hardware.target import current_target
-from ...kernels.ops.quantized_matmul.activations import quantize_rows
+from ...kernels.ops.quantized_matmul.weight import quantize_rows
 from ...kernels.rounding import decode
 from .parameter import StoredParameter, is_stored
-from .part_stack import PartStack, part_product
+from .parts import PartStack, part_matmul
 from .placement import with_known_shardings
-from .product import StoredProduct
-from .tracked import Multiplied, StoredLeaf, Tracked, plain, tracked_parameter
-from .view import View
-from .walk import walk
+from .view import StoredMatmul, View
+from .walk import StoredLeaf, Tracked, WeightMatmul, plain, tracked_parameter, walk
 
 Activations: TypeAlias = Literal["wide", "int8"]
 
@@ -29,20 +27,20 @@ def with_stored_parameters(
     trained: bool = False,
     shardings: Callable[[], PyTree] | None = None,
 ) -> Callable[..., Any]:
-    """The function, whose first argument may be a tree with stored parameters in it.
+    """Return the function with support for stored parameters in its first argument.
 
-    It is traced on arrays of the parameters' shapes; where a product takes a stored parameter, the
-    TPU's fused kernel does, and elsewhere the matrix is decoded for that product. In any other
-    place the parameter is decoded first. Without stored parameters it is the function itself.
+    The function is traced on arrays of the parameters' shapes. A matmul with a stored parameter
+    uses the fused TPU kernel, or decodes the matrix for that matmul on other devices. Other
+    operations decode the parameter first. Without stored parameters the function is called as is.
 
     Args:
         function: Anything that jax can trace.
-        activations: "wide" leaves them as they are; "int8" rounds what a stored parameter is
-            multiplied with to int8, each row by its largest magnitude.
-        trained: Whether gradients go through it. Every matrix is decoded for its product then, and
-            once more for the gradient: no decoded one is kept between, and rows are many.
-        shardings: Gives the sharding of every parameter, as an array: inside a loop over layers
-            kernels know of none, and the compiler would decode what it cannot split.
+        activations: "wide" keeps the inputs of matmuls with stored parameters; "int8" rounds them
+            to int8, each row by its largest magnitude.
+        trained: Whether the function is differentiated. Every matrix is then decoded for its
+            matmul and again for the gradient, so that no decoded matrix is kept between.
+        shardings: Returns the shardings of the parameters as plain arrays. Inside a scan over
+            layers kernels do not see shardings, and the compiler would decode instead.
     """
 
     def run(params: Any, *args: Any) -> Any:
@@ -61,12 +59,12 @@ def with_stored_parameters(
 
 
 def dense_shapes(params: Any) -> Any:
-    """Shape and dtype of every parameter, of stored ones as arrays."""
+    """Return the shape and dtype of every parameter, stored ones as plain arrays."""
     return jax.tree.map(_shape, params, is_leaf=is_stored)
 
 
 def dense_parameters(params: Any) -> Any:
-    """The tree with every stored parameter as an array."""
+    """Return the tree with every stored parameter as an array."""
     return jax.tree.map(
         lambda leaf: leaf.dense() if is_stored(leaf) else leaf, params, is_leaf=is_stored
     )
@@ -83,14 +81,14 @@ def _tracked(number: int, leaf: Any, shape: jax.ShapeDtypeStruct) -> Any:
 
 
 class _Running:
-    """Multiplies by stored parameters."""
+    """A visitor that multiplies by stored parameters."""
 
     records = False
 
     def __init__(self, activations: Activations, trained: bool) -> None:
         self._activations, self._trained = activations, trained
 
-    def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
+    def matmul(self, found: WeightMatmul, multiply: Callable[[Any, Any], Any]) -> Any:
         """See `Visitor`."""
         x, weight = found.x, found.weight
         if weight.leaf.stored is None:
@@ -98,7 +96,7 @@ class _Running:
         if self._activations == "int8":
             x = _rounded(x, found.x_contraction.contracted)
         if self._trained:
-            # Inside a loop nothing is merged with the pass forward anyway.
+            # Inside a scan CSE cannot merge this with the forward pass.
             again = jax.checkpoint(lambda x: multiply(x, weight.get()), prevent_cse=False)
             return again(x)
         part = _whole_part(weight, found)
@@ -122,7 +120,7 @@ def _has_kernels() -> bool:
 
 
 def _rounded(x: jax.Array, contracted: tuple[int, ...]) -> jax.Array:
-    """Values of int8, in x's dtype; the rows are what is summed over."""
+    """Return x rounded to int8 values, in its own dtype, with a scale per row."""
     kept = [axis for axis in range(x.ndim) if axis not in contracted]
     order = (*kept, *contracted)
     turned = jnp.transpose(x, order)
@@ -132,15 +130,15 @@ def _rounded(x: jax.Array, contracted: tuple[int, ...]) -> jax.Array:
     return jnp.transpose(back, [order.index(axis) for axis in range(x.ndim)])
 
 
-def _whole_part(weight: Tracked, found: Multiplied) -> Any:
-    """The one part that the product multiplies by, or a stack of it; None for an array or more."""
+def _whole_part(weight: Tracked, found: WeightMatmul) -> Any:
+    """Return the single quantized part of a matmul, possibly inside a stack, or None."""
     stored = weight.leaf.stored
     assert stored is not None
     reach = stored.reach(weight.view)
     if reach is None or len(reach.numbers) != 1 or found.contraction.batch:
         return None
     piece = stored.piece(reach, stored.reached(reach))
-    axes = StoredProduct(0, reach.view, found.contraction).matrix_axes(piece.shape)
+    axes = StoredMatmul(0, reach.view, found.contraction).matrix_axes(piece.shape)
     own = piece.axes
     same = axes is not None and (axes.inputs, axes.outputs) == (own.inputs, own.outputs)
     free = [a for a in range(len(weight.view.shape)) if a not in found.contraction.contracted]
@@ -152,14 +150,14 @@ def _whole_part(weight: Tracked, found: Multiplied) -> Any:
     return None if isinstance(kept, jax.Array) else part
 
 
-def _by_kernel(x: jax.Array, part: Any, found: Multiplied) -> jax.Array:
+def _by_kernel(x: jax.Array, part: Any, found: WeightMatmul) -> jax.Array:
     view, summed = found.weight.view, found.contraction.contracted
     order = sorted(range(len(summed)), key=lambda i: -view.strides[summed[i]])
     inner = [found.x_contraction.contracted[i] for i in order]
     kept = [axis for axis in range(x.ndim) if axis not in inner]
     rows = jnp.transpose(x, (*kept, *inner)).reshape(*(x.shape[a] for a in kept), -1)
     free = [size for axis, size in enumerate(view.shape) if axis not in summed]
-    out = part_product(rows, part).reshape(*rows.shape[:-1], *free)
+    out = part_matmul(rows, part).reshape(*rows.shape[:-1], *free)
     if not found.weight_first:
         return out
     return jnp.moveaxis(out, range(len(kept)), range(-len(kept), 0))

@@ -1,26 +1,29 @@
-"""Where in a parameter a value lies: a parameter that was cut, turned or reshaped, not computed."""
+"""Views: which elements of a parameter a value in a program is, and which axes are a matrix."""
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of an array of this shape."""
+    """Return the strides, in elements, of an array of this shape."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of a parameter, by numpy's rule: index · strides + offset, in elements.
+    """Elements of a parameter at index · strides + offset, as in numpy.
 
     Attributes:
-        shape: Of the value.
-        strides: One for each axis; 0 where it has one element.
-        offset: Of the first element.
-        loops: (size, stride) of the loops around it, outermost first: each takes one step along
-            an axis that the value does not have.
+        shape: The shape of the value.
+        strides: One stride per axis, in elements; 0 for an axis of size 1.
+        offset: The offset of the first element.
+        loops: (size, stride) of the enclosing scans, outermost first. Each scan steps along an
+            axis of the parameter that the value does not have.
     """
 
     shape: tuple[int, ...]
@@ -30,11 +33,11 @@ class View:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "View":
-        """All of a parameter."""
+        """Return the view of a full parameter."""
         return cls(tuple(shape), row_major(shape))
 
     def transposed(self, order: Sequence[int]) -> "View":
-        """With its axes in another order."""
+        """Return the view with its axes in another order."""
         return replace(
             self,
             shape=tuple(self.shape[axis] for axis in order),
@@ -42,13 +45,13 @@ class View:
         )
 
     def squeezed(self, axes: Sequence[int]) -> "View":
-        """Without some axes of one element."""
+        """Return the view without some axes of size 1."""
         gone = {axis % len(self.shape) for axis in axes}
         kept = [axis for axis in range(len(self.shape)) if axis not in gone]
         return self.transposed(kept)
 
     def expanded(self, shape: Sequence[int], axes: Sequence[int]) -> "View | None":
-        """With new axes of one element, its own ones at `axes`; None where any is repeated."""
+        """Return the view with new axes of size 1, or None where elements would be repeated."""
         strides = [0] * len(shape)
         for own, axis in enumerate(axes):
             if shape[axis] != self.shape[own]:
@@ -61,7 +64,7 @@ class View:
     def sliced(
         self, starts: Sequence[int], limits: Sequence[int], steps: Sequence[int] | None = None
     ) -> "View":
-        """From `starts` up to `limits`."""
+        """Return the view from `starts` to `limits`."""
         steps = steps or [1] * len(self.shape)
         cuts = zip(starts, limits, steps, strict=True)
         begun = zip(starts, self.strides, strict=True)
@@ -73,7 +76,7 @@ class View:
         )
 
     def reshaped(self, shape: Sequence[int]) -> "View | None":
-        """In another shape; None where that would have to move elements."""
+        """Return the view in another shape, or None where elements would have to move."""
         old = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n != 1]
         new = [size for size in shape if size != 1]
         found: list[int] = []
@@ -104,7 +107,7 @@ class View:
         )
 
     def in_loop(self) -> "View":
-        """What one step of a loop over the first axis sees."""
+        """Return the view inside a scan over the first axis."""
         return replace(
             self,
             shape=self.shape[1:],
@@ -113,7 +116,7 @@ class View:
         )
 
     def at(self, step: int) -> "View":
-        """What step number `step` of a loop over the first axis sees."""
+        """Return the view in iteration `step` of a scan over the first axis."""
         return replace(
             self,
             shape=self.shape[1:],
@@ -123,9 +126,9 @@ class View:
 
 
 def axes_of(size: int, stride: int, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The neighbouring axes of a parameter of this shape that an axis of a view runs through.
+    """Return the adjacent parameter axes that an axis of a view covers.
 
-    None where it runs through no whole axes.
+    The result is None where it covers no complete axes.
     """
     if size == 1:
         return ()
@@ -140,3 +143,115 @@ def axes_of(size: int, stride: int, shape: Sequence[int]) -> tuple[int, ...] | N
         covered *= shape[axis]
         found.append(axis)
     return tuple(reversed(found)) if covered == size else None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixAxes:
+    """The roles of a parameter's axes: stack, inputs, outputs.
+
+    Attributes:
+        shape: The shape of the parameter.
+        stack: Axes of several matrices: layers, experts.
+        inputs: Axes that matmuls sum over.
+        outputs: All other axes.
+    """
+
+    shape: tuple[int, ...]
+    stack: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of inputs of a matrix."""
+        return int(np.prod([self.shape[axis] for axis in self.inputs]))
+
+    @property
+    def columns(self) -> int:
+        """The number of outputs of a matrix."""
+        return int(np.prod([self.shape[axis] for axis in self.outputs], dtype=int))
+
+    @property
+    def stack_shape(self) -> tuple[int, ...]:
+        """The sizes of the stack axes."""
+        return tuple(self.shape[axis] for axis in self.stack)
+
+    @property
+    def count(self) -> int:
+        """The number of matrices."""
+        return int(np.prod(self.stack_shape, dtype=int))
+
+    def indices(self) -> Iterator[tuple[int, ...]]:
+        """Yield the index of each matrix, in order."""
+        return itertools.product(*map(range, self.stack_shape))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The permutation from the parameter to (stack, inputs, outputs)."""
+        return (*self.stack, *self.inputs, *self.outputs)
+
+
+class Contraction(NamedTuple):
+    """The contracted axes and the batch axes of a matmul's weight."""
+
+    contracted: tuple[int, ...]
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatmul:
+    """A matmul of activations with a view of a parameter.
+
+    Attributes:
+        leaf: The parameter's number.
+        view: The view.
+        contraction: The contracted and batch axes.
+    """
+
+    leaf: int
+    view: View
+    contraction: Contraction
+
+    def matrix_axes(self, shape: tuple[int, ...]) -> MatrixAxes | None:
+        """Return the roles of the parameter's axes, or None where the matmul uses parts of them."""
+        view = self.view
+        summed, free = self.contraction.contracted, self._free()
+        found = [
+            [axes_of(view.shape[axis], view.strides[axis], shape) for axis in axes]
+            for axes in (summed, free)
+        ]
+        if any(axes is None for group in found for axes in group):
+            return None
+        inputs, outputs = (
+            tuple(sorted(axis for axes in group for axis in axes or ())) for group in found
+        )
+        rest = set(range(len(shape))) - {*inputs, *outputs}
+        ones = {axis for axis in rest if shape[axis] == 1}
+        if not inputs or len({*inputs, *outputs}) < len(inputs) + len(outputs):
+            return None
+        # An axis of size 1 belongs to the outputs, unless it comes before the inputs.
+        kept = tuple(sorted(rest - ones | {axis for axis in ones if axis < min(inputs)}))
+        outputs = tuple(sorted({*outputs, *(ones - {*kept})}))
+        return MatrixAxes(shape, kept, inputs, outputs)
+
+    def stack_indices(self, axes: MatrixAxes) -> list[tuple[int, ...]] | None:
+        """Return the matrix of each scan iteration and each batch element, in that order."""
+        view = self.view
+        ranges = [
+            *view.loops,
+            *((view.shape[axis], view.strides[axis]) for axis in self.contraction.batch),
+        ]
+        found: list[tuple[int, ...]] = []
+        for steps in itertools.product(*(range(size) for size, _ in ranges)):
+            place = view.offset + sum(
+                step * stride for step, (_, stride) in zip(steps, ranges, strict=True)
+            )
+            at = np.unravel_index(place, axes.shape)
+            if any(at[axis] for axis in (*axes.inputs, *axes.outputs)):
+                return None
+            found.append(tuple(int(at[axis]) for axis in axes.stack))
+        return found
+
+    def _free(self) -> tuple[int, ...]:
+        used = {*self.contraction.contracted, *self.contraction.batch}
+        return tuple(axis for axis in range(len(self.view.shape)) if axis not in used)

@@ -1,13 +1,13 @@
-"""Walk through a traced program and see every product that a parameter goes into.
+"""Walk through a traced program and visit every matmul that takes a parameter.
 
-A program is anything that jax traces, so this knows no framework: it follows parameters through
-whatever only moves their elements (`view`), into calls and loops, to the `dot_general` that
-multiplies them. What happens there is for a `Visitor` to say.
+A program is anything that jax traces, so no framework is involved. Parameters are followed through
+operations that only move their elements (`view`), into calls and loops, to the `dot_general` that
+multiplies them. A `Visitor` decides what happens there.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,101 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from .product import Contraction
-from .tracked import Multiplied, StoredLeaf, Tracked, Visitor, plain, tracked_parameter
-from .view import View
+from .parameter import StoredParameter
+from .view import Contraction, View
 
-# Calls of one program, by the name of what jax binds, that are walked through in place.
+
+@dataclass(frozen=True, eq=False)
+class StoredLeaf:
+    """A parameter of the program.
+
+    Attributes:
+        number: Its number among all parameters.
+        stored: The stored parameter; None for an array.
+    """
+
+    number: int
+    stored: StoredParameter | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tracked:
+    """A value that is a view of a parameter; `get` returns the array where it is needed."""
+
+    leaf: StoredLeaf
+    view: View
+    dtype: Any
+    get: Callable[[], jax.Array]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightMatmul:
+    """A `dot_general` with a tracked weight.
+
+    Attributes:
+        weight: The tracked operand.
+        x: The other operand.
+        weight_first: Whether the weight is the first operand.
+        contraction: The axes of the weight.
+        x_contraction: The corresponding axes of the other operand.
+    """
+
+    weight: Tracked
+    x: jax.Array
+    weight_first: bool
+    contraction: Contraction
+    x_contraction: Contraction
+
+
+def tracked_parameter(leaf: StoredLeaf, view: View, dtype: Any) -> Tracked:
+    """Return the tracked value of a stored parameter."""
+    stored = leaf.stored
+    assert stored is not None
+    return Tracked(leaf, view, dtype, lambda: stored.dense(view).astype(dtype))
+
+
+class Visitor(Protocol):
+    """The actions at matmuls of a walk."""
+
+    @property
+    def records(self) -> bool:
+        """Whether the visitor keeps traced values, which cannot leave a checkpointed segment."""
+        ...
+
+    def matmul(self, found: WeightMatmul, multiply: Callable[[Any, Any], Any]) -> Any:
+        """Return the result of a matmul; `multiply(x, weight)` is the original operation."""
+        ...
+
+    def enter_loop(self) -> Any:
+        """Start the body of a scan; `leave_loop` gets the returned value."""
+        ...
+
+    def leave_loop(self, entered: Any) -> Any:
+        """End the body; return its recorded arrays, which the scan stacks."""
+        ...
+
+    def after_loop(self, recorded: Any) -> None:
+        """Receive the recorded arrays, stacked over all iterations."""
+        ...
+
+
+def plain(value: Any) -> Any:
+    """Return the array of a tracked or untracked value."""
+    return value.get() if isinstance(value, Tracked) else value
+
+
+# Names of call primitives that are walked through in place.
 _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "remat"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 )
-# Those whose inside is computed again for gradients.
+# Call primitives that are recomputed for gradients.
 _CHECKPOINTS = ("checkpoint", "remat2", "remat")
 _JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def walk(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], visitor: Visitor) -> Any:
-    """Run a jaxpr on values that may be `Tracked`; what it returns may be too."""
+    """Run a jaxpr on values that may be `Tracked`, as may the results."""
     known: dict[Any, Any] = {}
 
     def read(var: Any) -> Any:
@@ -50,7 +129,7 @@ def _run(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     tracked = [value for value in values if isinstance(value, Tracked)]
     if not tracked:
         if all(_is_scalar(value) for value in values):
-            if name == "sharding_constraint":  # a number lies nowhere, whatever mesh there is
+            if name == "sharding_constraint":  # a scalar constant has no sharding
                 return values
             with jax.ensure_compile_time_eval():
                 return _bind(eqn, values)
@@ -64,9 +143,9 @@ def _run(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     if name == "cond":
         return _cond(eqn.params, values, visitor)
     if name == "dot_general" and len(tracked) == 1:
-        return [_product(eqn, values, visitor)]
+        return [_matmul(eqn, values, visitor)]
     if len(tracked) == 1 and isinstance(values[0], Tracked):
-        moved = _moved(name, eqn.params, values[0].view, values[1:])
+        moved = _moved_view(name, eqn.params, values[0].view, values[1:])
         if moved is not None:
             one, dtype = values[0], eqn.outvars[0].aval.dtype
 
@@ -83,14 +162,14 @@ def _is_scalar(value: Any) -> bool:
 
 def _bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     given = eqn.primitive.get_bind_params(eqn.params)
-    # Some versions of jax give functions apart from the parameters.
+    # Some versions of jax return functions separately from the parameters.
     functions, params = given if isinstance(given, tuple) else ((), given)
     result = eqn.primitive.bind(*functions, *values, **params)
     return result if eqn.primitive.multiple_results else [result]
 
 
-def _moved(name: str, params: Any, view: View, others: Sequence[Any]) -> View | None:
-    """Where the elements of a view are after an operation that only moves them, or None."""
+def _moved_view(name: str, params: Any, view: View, others: Sequence[Any]) -> View | None:
+    """Return the view after an operation that only moves elements, or None for others."""
     match name:
         case "convert_element_type" | "copy" | "copy_p" | "sharding_constraint":
             return view
@@ -113,7 +192,7 @@ def _moved(name: str, params: Any, view: View, others: Sequence[Any]) -> View | 
             return None
 
 
-def _product(eqn: Any, values: list[Any], visitor: Visitor) -> Any:
+def _matmul(eqn: Any, values: list[Any], visitor: Visitor) -> Any:
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     sides = (
         Contraction(tuple(left), tuple(left_batch)),
@@ -126,7 +205,7 @@ def _product(eqn: Any, values: list[Any], visitor: Visitor) -> Any:
         return _bind(eqn, [matrix, x] if first else [x, matrix])[0]
 
     own, other = sides if first else sides[::-1]
-    return visitor.product(Multiplied(weight, x, first, own, other), multiply)
+    return visitor.matmul(WeightMatmul(weight, x, first, own, other), multiply)
 
 
 def _call(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
@@ -134,7 +213,7 @@ def _call(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     jaxpr, consts = _opened(called)
     if eqn.primitive.name not in _CHECKPOINTS or visitor.records:
         return walk(jaxpr, consts, values, visitor)
-    # What is kept of the parameters goes in as it is, and is decoded again for gradients.
+    # Stored parameters enter the segment quantized and are decoded again for gradients.
     arrays = [value for value in values if not isinstance(value, Tracked)]
 
     def inside(arrays: list[Any]) -> list[Any]:
@@ -171,13 +250,13 @@ def _scan(params: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
         )
         visitor.after_loop(recorded)
         pieces.append(ys)
-    # A loop that runs backwards still gives what belongs to each step in the steps' own order.
+    # A reversed scan also stacks its results in the order of the iterations.
     joined = [jnp.concatenate(parts) for parts in zip(*pieces, strict=True)]
     return [*carry, *(joined if len(pieces) > 1 else pieces[0])]
 
 
 def _segments(xs: Sequence[Any], length: int) -> list[tuple[int, int]]:
-    """Consecutive steps in which every stored parameter has the same formats."""
+    """Return ranges of iterations in which every stored parameter has the same formats."""
     stored = [v for v in xs if isinstance(v, Tracked) and v.leaf.stored is not None]
     starts = [0]
     for step in range(1, length):
@@ -199,7 +278,7 @@ def _structure(value: Tracked, step: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """Some steps of what a loop goes through: arrays with a leading axis, and one step of them."""
+    """A range of a scan's inputs: arrays with a leading axis, and a function for one iteration."""
 
     xs: Any
     step: Callable[[Any], Any]
@@ -212,7 +291,7 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
     stored, view = value.leaf.stored, value.view
     found = [] if stored is None else [stored.reach(view.at(step)) for step in range(first, last)]
     if stored is None or None in found:
-        # As an array, of which nobody knows any more what it is kept as.
+        # As a plain array, without its stored form.
         inner, leaf = view.in_loop(), StoredLeaf(value.leaf.number)
         return _Cut(
             value.get()[first:last], lambda now: Tracked(leaf, inner, value.dtype, lambda: now)
@@ -234,7 +313,7 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
 
 
 def _loop_sizes(params: Any) -> tuple[int, int]:
-    """How many arguments of a scan stay as they are, and how many each turn hands to the next."""
+    """Return the numbers of constants and carries of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     fixed, carried, _ = params["ft_in"].unpack()  # from jax 0.11 on
@@ -252,7 +331,7 @@ def _while(params: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
         return plain(walk(cond, cond_own, [*asked, *state], visitor)[0])
 
     def once(state: Any) -> Any:
-        # Nobody knows how often it runs: what a body records cannot leave it.
+        # The number of iterations is unknown, so recorded values cannot leave the body.
         entered = visitor.enter_loop()
         out = [plain(value) for value in walk(body, body_own, [*used, *state], visitor)]
         visitor.leave_loop(entered)

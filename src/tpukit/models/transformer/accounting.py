@@ -1,4 +1,4 @@
-"""How many parameters a transformer has and how many FLOPs a token costs, by arithmetic."""
+"""Parameter counts and training FLOPs per token of a transformer, by arithmetic."""
 
 import dataclasses
 import math
@@ -14,13 +14,13 @@ from .shapes import layer_shapes, parameter_shapes
 if TYPE_CHECKING:
     from .config import TransformerConfig
 
-BACKWARD_AND_FORWARD = 3  # the backward pass of a matrix product is two of the same size
+BACKWARD_AND_FORWARD = 3  # the backward pass of a matmul is two matmuls of the same size
 FLOPS_PER_MULTIPLY_ADD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount(Shown):
-    """Parameters of a transformer; `active` is what one token touches (MoE: k experts)."""
+    """Parameters of a transformer; `active` counts those that one token uses (MoE: k experts)."""
 
     total: int
     active: int
@@ -44,7 +44,7 @@ class FlopsPerToken(Shown):
 
     @property
     def total(self) -> float:
-        """Matrix products with weights plus attention scores and values."""
+        """FLOPs of matmuls with weights and of attention."""
         return self.matmul + self.attention
 
     @property
@@ -53,7 +53,7 @@ class FlopsPerToken(Shown):
         keys = "keys before the query only" if self.causal else "all keys, masked or not"
         weights = "matmul weights a token touches (one unembedding)"
         each = (
-            f"4 x {weights}, which are not trained, 6 x thin ones"
+            f"4 x {weights}, which are not trained, 6 x LoRA weights"
             if self.frozen
             else f"6 x {weights}"
         )
@@ -89,20 +89,20 @@ def count_parameters(config: "TransformerConfig") -> ParameterCount:
         total=total,
         active=total - idle,
         embedding=embedding + tables,
-        # Tied or not, the unembedding is one product with as many weights as the embedding.
+        # Tied or not, the unembedding is one matmul with as many weights as the embedding.
         matmul_active=in_layers + beside + embedding,
     )
 
 
 def _layers_run(config: "TransformerConfig") -> Counter[str]:
-    """How many layers of each kind a training step runs, those of multi-token prediction too."""
+    """Return the layers of each kind in a training step, with those of multi-token prediction."""
     kinds = Counter(config.layer_order)
     kinds[config.layer_order[-1]] += config.mtp_layers
     return kinds
 
 
 def matmul_weights(layer: LayerConfig, d_model: int) -> int:
-    """Weights of one layer that a token is multiplied with."""
+    """Return the weights of one layer that a token is multiplied with."""
     matrices = {
         path: math.prod(shape)
         for path, shape in layer_shapes(layer, d_model).items()
@@ -112,7 +112,7 @@ def matmul_weights(layer: LayerConfig, d_model: int) -> int:
 
 
 def expert_weights(layer: LayerConfig, d_model: int) -> int:
-    """Weights of one expert's matrices."""
+    """Return the weights of one expert."""
     return 3 * d_model * layer.expert_d_ff
 
 
@@ -121,7 +121,7 @@ def count_flops_per_token(
     sequence_length: int,
     *,
     causal: bool = True,
-    thin_products: float | None = None,
+    lora_multiply_adds: float | None = None,
 ) -> FlopsPerToken:
     """Count the FLOPs of one training token; see `FlopsPerToken.convention`.
 
@@ -129,8 +129,8 @@ def count_flops_per_token(
         config: The model.
         sequence_length: Tokens in a sequence.
         causal: Whether only keys before a query are counted.
-        thin_products: Multiply-adds of a token with thin matrices that alone are trained (LoRA);
-            None where the model's own are.
+        lora_multiply_adds: Multiply-adds of a token with LoRA matrices, where only these are
+            trained; None without LoRA.
     """
     each = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD
     attention = sum(
@@ -138,9 +138,9 @@ def count_flops_per_token(
         for kind, count in _layers_run(config).items()
     )
     matmul = each * config.parameter_count().matmul_active
-    frozen = thin_products is not None
-    if thin_products is not None:  # gradients of the others are not made
-        matmul = matmul * 2 / 3 + each * thin_products
+    frozen = lora_multiply_adds is not None
+    if lora_multiply_adds is not None:  # frozen weights have no gradients
+        matmul = matmul * 2 / 3 + each * lora_multiply_adds
     return FlopsPerToken(
         matmul=float(matmul),
         attention=float(attention),
@@ -151,9 +151,9 @@ def count_flops_per_token(
 
 
 def _mixing_products(layer: LayerConfig, sequence_length: int, *, causal: bool) -> float:
-    """Multiply-adds of one token that no weight has part in: scores and values, or the state's."""
+    """Return the multiply-adds of one token without weights: scores and values, or the state."""
     if layer.delta is not None:
-        # The state is read for the key, changed, and read for the query.
+        # The state is read for the key, updated, and read for the query.
         d = layer.delta
         return 3 * d.value_heads * d.key_dim * d.value_dim
     keys = mean_keys(layer, sequence_length, causal=causal)
@@ -161,7 +161,7 @@ def _mixing_products(layer: LayerConfig, sequence_length: int, *, causal: bool) 
 
 
 def mean_keys(layer: LayerConfig, sequence_length: int, *, causal: bool = True) -> float:
-    """Keys that a query attends to, on average over a sequence."""
+    """Return the mean number of keys that a query attends to in a sequence."""
     if not causal:
         return float(sequence_length)
     if layer.attention_chunk and layer.attention_chunk < sequence_length:
@@ -175,10 +175,15 @@ def count_flops_per_step(
     *,
     sequence_length: int | None,
     tokens_per_step: int | None,
-    thin_products: float | None = None,
+    lora_multiply_adds: float | None = None,
 ) -> Figure:
-    """Training FLOPs of a step over all devices, as MFU counts them; missing for other models."""
+    """Return the training FLOPs of a step over all devices, as MFU counts them.
+
+    The figure is missing for user models.
+    """
     if config is None or sequence_length is None or tokens_per_step is None:
         return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
-    per_token = count_flops_per_token(config, sequence_length, thin_products=thin_products)
+    per_token = count_flops_per_token(
+        config, sequence_length, lora_multiply_adds=lora_multiply_adds
+    )
     return Figure(per_token.total * tokens_per_step, "FLOP", "model", per_token.convention)

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is, as plain data that needs no jax to read."""
+"""`TransformerConfig`: a decoder-only transformer as plain data. Loads no jax."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from ...errors import TPUModelError, did_you_mean
 from ...hardware.formats import BFLOAT16, FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
 from ...rotary import RopeScaling as RopeScaling
 from ...shown import Shown
+from ..defaults import TRAINING_SEQUENCE_LENGTH
 from .accounting import (
     FlopsPerToken,
     ParameterCount,
@@ -24,7 +25,7 @@ from .shapes import parameter_shapes
 MatmulFormat = Literal[
     "dtype", "float8", "float8_static", "float8_channels", "int8", "int8_throughout"
 ]
-# What products round their operands to, by `matmul`; with "dtype" they are as wide as activations.
+# Operand format of matmuls by `matmul`; with "dtype" operands have the activations' dtype.
 OPERANDS: dict[str, NumberFormat] = {
     "float8": FLOAT8_E4M3FN,
     "float8_static": FLOAT8_E4M3FN,
@@ -32,11 +33,11 @@ OPERANDS: dict[str, NumberFormat] = {
     "int8": INT8,
     "int8_throughout": INT8,
 }
-ONLY_KIND = "layer"  # what the layers are called where all are of one kind
+ONLY_KIND = "layer"  # name of the layers where all are of one kind
 
 
 def operand_format(matmul: str) -> NumberFormat:
-    """What products round their operands to; bfloat16 stands for all that are as activations."""
+    """Return the operand format of matmuls; bfloat16 where they have the activations' dtype."""
     return OPERANDS.get(matmul, BFLOAT16)
 
 
@@ -53,29 +54,31 @@ _POSITIVE = ("n_layers", "d_model", "vocab_size", "max_seq_len")
 class TransformerConfig(Shown, LayerConfig):
     """The dimensions and options of one decoder-only transformer.
 
-    What a layer is, its own fields say (see `LayerConfig`). Where layers differ, `layer_kinds`
-    names the kinds, each with the fields in which it differs from these, and `layer_pattern` says
-    in which order they come: `layer_kinds={"local": {"sliding_window": 1024}, "global": {}}` with
+    The fields of `LayerConfig` describe a layer. Where layers differ, `layer_kinds` has the kinds,
+    each with the fields that differ from these, and `layer_pattern` has their order:
+    `layer_kinds={"local": {"sliding_window": 1024}, "global": {}}` with
     `layer_pattern="5 local, global"`.
 
-    With `matmul` "float8" or "int8" the products of attention and dense MLP round their operands
-    to eight bits, forward and backward; with "int8" all but those that give gradients of weights,
-    with "int8_throughout" those as well. "float8_static" rounds those of experts too, as published
-    runs do: constant scales by which `float8_bound` becomes the largest value. `matmul_rules` say
-    it for modules by path, the last one that matches: {".*/experts": "dtype"}.
-    With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
-    of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
-    gradients of layers in `param_dtype`, as other trainers do, where ours are as narrow as `dtype`;
-    the weights of all layers are then rounded before the first one runs.
-
-    `mtp_layers` more layers, like the last one, learn which tokens come after the next (multi-token
-    prediction); the mean of their losses is weighed with `mtp_weight`.
+    Attributes:
+        max_seq_len: The longest sequence.
+        matmul: Operand format of the matmuls of attention and dense MLPs. "float8" and "int8"
+            apply to the forward and backward pass, except that "int8" leaves weight gradients
+            wide; "int8_throughout" includes them. "float8_static" has constant scales with
+            `float8_bound` as the largest value, as in published runs, and includes experts.
+        matmul_rules: Formats by module path, such as {".*/experts": "dtype"}; the last matching
+            rule counts.
+        embedding_lookup: "one_hot" computes embeddings and their gradients as matmuls with a
+            one-hot matrix: more FLOPs, but no scatter.
+        wide_gradients: Stack gradients of layers in `param_dtype`, as other trainers do, instead of
+            `dtype`. The weights of all layers are then rounded before the first layer runs.
+        mtp_layers: Layers of multi-token prediction after the last layer.
+        mtp_weight: Weight of the mean loss of multi-token prediction.
     """
 
     n_layers: int
     d_model: int
     vocab_size: int
-    max_seq_len: int = 2048
+    max_seq_len: int = TRAINING_SEQUENCE_LENGTH
     name: str = "custom"
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any], hash=False)
     layer_pattern: str = ""
@@ -112,8 +115,8 @@ class TransformerConfig(Shown, LayerConfig):
                 raise TPUModelError(f"{name}={getattr(self, name)}; it must be at least 1.")
         if max(self.n_layers, self.mtp_layers) > MOST_LAYERS:
             raise TPUModelError(
-                f"n_layers={self.n_layers} and mtp_layers={self.mtp_layers}; at most "
-                f"{MOST_LAYERS:,} layers are read."
+                f"n_layers={self.n_layers} and mtp_layers={self.mtp_layers}; expected at most "
+                f"{MOST_LAYERS:,} of each."
             )
         if isinstance(self.matmul_rules, Mapping):
             object.__setattr__(self, "matmul_rules", tuple(self.matmul_rules.items()))
@@ -127,12 +130,12 @@ class TransformerConfig(Shown, LayerConfig):
         self._check_choices()
         if bool(self.layer_kinds) != bool(self.layer_pattern):
             raise TPUModelError(
-                "layer_kinds and layer_pattern belong together: the one says which kinds of "
-                "layers there are, the other in which order they come."
+                "layer_kinds and layer_pattern must be set together: layer_kinds has the kinds of "
+                "layers, layer_pattern their order."
             )
         for kind, layer in self.kinds.items():
             layer.check(f"layer_kinds.{kind}: " if self.layer_kinds else "")
-        # Only what differs, so that one transformer is described in one way.
+        # Only differing fields are kept, so that equal transformers have equal configurations.
         differing = {
             kind: {
                 name: _plain(getattr(self.kinds[kind], name))
@@ -145,8 +148,8 @@ class TransformerConfig(Shown, LayerConfig):
         counts = {layer.n_experts for layer in self.kinds.values()} - {0}
         if len(counts) > 1:
             raise TPUModelError(
-                f"kinds of layers have {' and '.join(map(str, sorted(counts)))} experts; all that "
-                "have any must have as many, for their routers are judged together."
+                f"kinds of layers have {' and '.join(map(str, sorted(counts)))} experts; all kinds "
+                "with experts must have the same number, because router statistics are summed."
             )
         self._check_shared_keys()
 
@@ -161,7 +164,7 @@ class TransformerConfig(Shown, LayerConfig):
         for pattern, format in self.matmul_rules:
             if format not in _CHOICES["matmul"]:
                 raise TPUModelError(
-                    f"the rule {pattern!r} of matmul_rules asks for '{format}'; expected one of "
+                    f"the rule {pattern!r} of matmul_rules has the format '{format}'; expected "
                     f"{', '.join(_CHOICES['matmul'])}.{did_you_mean(format, _CHOICES['matmul'])}"
                 )
 
@@ -170,24 +173,24 @@ class TransformerConfig(Shown, LayerConfig):
             shared = self.kinds[kind]
             if donor is None:
                 raise TPUModelError(
-                    f"layer_kinds.{kind} takes keys and values of '{shared.shares_keys_of}', and "
-                    "no layer of that kind comes before it; name a kind that does."
+                    f"layer_kinds.{kind} shares keys of '{shared.shares_keys_of}', but no layer of "
+                    "that kind comes before it; use a kind that does."
                 )
             given = self.layer(donor)
             if (given.n_kv_heads, given.head_dim) != (shared.n_kv_heads, shared.head_dim):
                 raise TPUModelError(
-                    f"layer_kinds.{kind} has {shared.n_kv_heads} key heads of {shared.head_dim} "
-                    f"and takes those of '{shared.shares_keys_of}', {given.n_kv_heads} of "
-                    f"{given.head_dim}; make them alike."
+                    f"layer_kinds.{kind} has {shared.n_kv_heads} key heads of {shared.head_dim}, "
+                    f"but shares keys of '{shared.shares_keys_of}', which has {given.n_kv_heads} "
+                    f"of {given.head_dim}; use the same shape for both."
                 )
 
     @cached_property
     def kinds(self) -> dict[str, LayerConfig]:
-        """What each kind of layer is, all its fields filled in."""
+        """Each kind of layer with all its fields."""
         own = {name: getattr(self, name) for name in LAYER_FIELDS}
         if not self.layer_kinds:
             return {ONLY_KIND: LayerConfig(**own)}
-        found: dict[str, LayerConfig] = {}
+        kinds: dict[str, LayerConfig] = {}
         for kind, changes in self.layer_kinds.items():
             for key in changes:
                 if key not in own:
@@ -195,9 +198,8 @@ class TransformerConfig(Shown, LayerConfig):
                         f"layer_kinds.{kind} sets '{key}', which is not a field of a layer."
                         + did_you_mean(key, own)
                     )
-            # A kind of another width has as many keys as queries only if it says so.
-            found[kind] = LayerConfig(**{**own, **changes})
-        return found
+            kinds[kind] = LayerConfig(**{**own, **changes})
+        return kinds
 
     @cached_property
     def layer_order(self) -> tuple[str, ...]:
@@ -206,12 +208,12 @@ class TransformerConfig(Shown, LayerConfig):
         return kinds_of_layers(pattern, self.n_layers, known=tuple(self.kinds))
 
     def layer(self, number: int) -> LayerConfig:
-        """What layer `number` is."""
+        """Return the configuration of layer `number`."""
         return self.kinds[self.layer_order[number]]
 
     @cached_property
     def key_donors(self) -> dict[str, int | None]:
-        """For each kind that takes another's keys, the layer they come from; None if none does."""
+        """For each kind that shares another kind's keys, the layer they come from, or None."""
         donors: dict[str, int | None] = {}
         for kind, layer in self.kinds.items():
             if layer.shares_keys_of and kind in self.layer_order:
@@ -227,17 +229,21 @@ class TransformerConfig(Shown, LayerConfig):
 
     @property
     def most_experts(self) -> int:
-        """Experts of the layers that have the most."""
+        """The largest number of experts of a layer."""
         return max(self.kinds[kind].n_experts for kind in self.layer_order)
 
     @property
     def learned_positions(self) -> bool:
-        """Whether tokens are given an embedding of their position."""
+        """Whether positions have learned embeddings."""
         return self.positions == "learned"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerConfig":
-        """Build from plain data; an unknown key is refused with the nearest known one."""
+        """Return the configuration of plain data.
+
+        Raises:
+            TPUModelError: A key is unknown; the message suggests the nearest.
+        """
         known = {entry.name for entry in dataclasses.fields(cls)}
         for key in data:
             if key not in known:
@@ -248,17 +254,17 @@ class TransformerConfig(Shown, LayerConfig):
 
     @classmethod
     def from_huggingface(cls, config_json: Mapping[str, Any]) -> "TransformerConfig":
-        """Build from the content of a Hugging Face `config.json`."""
+        """Return the configuration of a Hugging Face `config.json`."""
         from ..huggingface.config import config_from_huggingface
 
         return config_from_huggingface(config_json)
 
     def replace(self, **changes: Any) -> "TransformerConfig":
-        """The same transformer with some fields changed."""
+        """Return the same transformer with some fields changed."""
         return TransformerConfig.from_dict({**self._fields(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
+        """Return plain data that `from_dict` reads back."""
         fields = {name: _plain(value) for name, value in self._fields().items()}
         fields["matmul_rules"] = dict(self.matmul_rules)
         return {**fields, "layer_kinds": {kind: dict(of) for kind, of in self.layer_kinds.items()}}
@@ -267,24 +273,24 @@ class TransformerConfig(Shown, LayerConfig):
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
     def layers(self) -> Iterator[tuple[str, LayerConfig]]:
-        """The kind of every layer, and what it is."""
+        """Yield the kind and configuration of every layer."""
         return ((kind, self.kinds[kind]) for kind in self.layer_order)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter by its path; those of layers are stacked."""
+        """Return the shape of every parameter by its path; those of layers are stacked."""
         return parameter_shapes(self)
 
     def parameter_count(self) -> ParameterCount:
-        """How many parameters there are, and how many one token touches."""
+        """Return how many parameters there are, and how many one token uses."""
         return count_parameters(self)
 
     def flops_per_token(self, sequence_length: int, *, causal: bool = True) -> FlopsPerToken:
-        """Training FLOPs (forward and backward) for one token of a `sequence_length` sequence."""
+        """Return the training FLOPs (forward and backward) of one token."""
         return count_flops_per_token(self, sequence_length, causal=causal)
 
 
 def _plain(value: Any) -> Any:
-    """A part of a layer as the table that a file writes; anything else as it is."""
+    """Return a nested dataclass as a dict, and other values unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return value

@@ -1,4 +1,4 @@
-"""One decoder layer: tokens are mixed, then each passes a feed-forward block."""
+"""One decoder layer: a token mixer and a feed-forward block."""
 
 from typing import NamedTuple
 
@@ -9,19 +9,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
-from .attention import SelfAttention
+from .attention import DeltaAttention, LatentSelfAttention, SelfAttention
 from .config import TransformerConfig
-from .context import LayerContext
-from .delta_attention import DeltaAttention
 from .feed_forward import DenseMLP, MixtureOfExperts, activate
-from .latent_attention import LatentSelfAttention
 from .layer_config import LayerConfig
 from .layers import Linear, Norm
-from .mixing import SharedKeys
+from .mixing import LayerContext, SharedKeys
 
 
 class LayerResult(NamedTuple):
-    """The stream after a layer, what its router did, and keys that other layers may read."""
+    """The residual stream after a layer, its router statistics, and keys for other layers."""
 
     x: jax.Array
     router: RouterStats | None
@@ -39,7 +36,7 @@ class DecoderLayer(nnx.Module):
             return Norm(d, c, param_dtype=config.param_dtype) if wanted else None
 
         self.input_norm = norm(c.pre_norms)
-        # One of three, under the name its parameters are stored by.
+        # One of three mixers, under the name of its parameters.
         self.self_attention = (
             SelfAttention(config, c, rngs=rngs)
             if c.mixer == "attention"
@@ -65,7 +62,7 @@ class DecoderLayer(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, context: LayerContext) -> LayerResult:
-        """The layer's output, its router's statistics and its keys."""
+        """Return the layer's output, its router's statistics and its keys."""
         x = checkpoint_name(x, "decoder_layer_input")
         x = constrain(x, "batch", "sequence", "embed")
         x, normed = self._normed(self.input_norm, x, None, context)
@@ -76,7 +73,7 @@ class DecoderLayer(nnx.Module):
             attended = self.post_attention_norm(attended)
         attended = checkpoint_name(attended, "out_proj")
         attended = constrain(attended, "batch", "sequence", "embed")
-        # With one norm for both blocks, XLA is left to add what they give in one go.
+        # With one norm for both blocks, XLA adds both outputs at once.
         parallel = self.layer.parallel_block
         if not parallel:
             x, normed = self._normed(self.mlp_norm, x, attended, context)
@@ -86,7 +83,7 @@ class DecoderLayer(nnx.Module):
         mixed = checkpoint_name(mixed, "mlpwo")
         mixed = constrain(mixed, "batch", "sequence", "embed")
         out = x + attended + mixed if parallel else x + mixed
-        out = self._with_own_embedding(out, context)
+        out = self._add_layer_embedding(out, context)
         if self.layer_scalar is not None:
             out = out * self.layer_scalar[...].astype(out.dtype)
         return LayerResult(constrain(out, "batch", "sequence", "embed"), statistics, keys)
@@ -94,7 +91,7 @@ class DecoderLayer(nnx.Module):
     def _normed(
         self, norm: Norm | None, x: jax.Array, added: jax.Array | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array]:
-        """The stream with what was added, and what the next block reads of it."""
+        """Return the residual stream with `added`, and its norm for the next block."""
         if norm is None:
             x = x if added is None else x + added
             return x, x
@@ -108,8 +105,8 @@ class DecoderLayer(nnx.Module):
             return self.mlp(normed, stream, context)
         return self.mlp(normed, context), None
 
-    def _with_own_embedding(self, x: jax.Array, context: LayerContext) -> jax.Array:
-        """The stream and the tokens' embedding for this layer, let in by a gate."""
+    def _add_layer_embedding(self, x: jax.Array, context: LayerContext) -> jax.Array:
+        """Return the residual stream with the gated per-layer embedding of the tokens."""
         if self.per_layer_gate is None or context.per_layer is None:
             return x
         assert self.per_layer_proj is not None

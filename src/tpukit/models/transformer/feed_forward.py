@@ -5,18 +5,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ...kernels.ops.gated_activation.api import gated_activation
+from ...kernels.ops.gated_activation import gated_activation
 from ...parallel.experts.feed_forward import Activation, ExpertBiases
 from ...parallel.experts.layer import moe_ffn
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
-from ..products.matmul_format import experts_format
+from ..matmul.matmul_format import experts_format
 from .config import TransformerConfig
-from .context import LayerContext
 from .layer_config import LayerConfig
-from .layers import Linear, Norm, side_by_side, unscaled_norm
+from .layers import Linear, Norm, joined_linear, unscaled_norm
+from .mixing import LayerContext
 
-# Ours -> the experts' name of it.
+# Our name of an activation -> the name in `parallel.experts`.
 _EXPERT_ACTIVATIONS = {
     "silu": "silu",
     "gelu": "gelu_tanh",
@@ -26,7 +26,7 @@ _EXPERT_ACTIVATIONS = {
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """The activation called `name` of `x`."""
+    """Return the activation called `name` of `x`."""
     return Activation(_EXPERT_ACTIVATIONS[name])(None, x)
 
 
@@ -45,14 +45,14 @@ class DenseMLP(nnx.Module):
         self.down_proj = Linear(width, d, config, rngs=rngs, bias=c.mlp_bias)
 
     def __call__(self, x: jax.Array, context: LayerContext) -> jax.Array:
-        """(B, S, d_model) -> (B, S, d_model)."""
+        """Return the output (B, S, d_model)."""
         if self.gate_proj is None:
             hidden = activate(self.activation, checkpoint_name(self.up_proj(x), "mlpwi_1"))
         elif context.execution.gpu_kernels and self.activation == "silu":
-            both = side_by_side((self.gate_proj, self.up_proj), x)
+            both = joined_linear((self.gate_proj, self.up_proj), x)
             hidden = gated_activation(checkpoint_name(both, "mlpwi_0"))
-        elif context.execution.one_product:
-            both = side_by_side((self.gate_proj, self.up_proj), x)
+        elif context.execution.joined_matmuls:
+            both = joined_linear((self.gate_proj, self.up_proj), x)
             gate, up = jnp.split(both, 2, axis=-1)
             hidden = Activation(_EXPERT_ACTIVATIONS[self.activation])(gate, up)
         else:
@@ -83,7 +83,7 @@ class Experts(nnx.Module):
         self.down_bias = bias(d)
 
     def biases(self, dtype: jnp.dtype) -> ExpertBiases | None:
-        """Those of the three matrices, or None."""
+        """Return the biases of the three matrices, or None."""
         if self.gate_bias is None or self.up_bias is None or self.down_bias is None:
             return None
         found = (self.gate_bias, self.up_bias, self.down_bias)
@@ -91,13 +91,13 @@ class Experts(nnx.Module):
 
 
 class Router(nnx.Module):
-    """The weights that experts are chosen with."""
+    """The weights of a router."""
 
     def __init__(self, config: TransformerConfig, layer: LayerConfig, *, rngs: nnx.Rngs) -> None:
         c, d, count = layer, config.d_model, layer.n_experts
         dtype = jnp.dtype(config.param_dtype)
         self.eps = c.norm_eps
-        self.matmul = "dtype"  # what a choice turns on is never rounded
+        self.matmul = "dtype"  # routing depends on small differences, so it is never quantized
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (d, count), dtype))
         self.bias = nnx.Param(jnp.zeros((count,), dtype)) if c.router_bias else None
         self.choice_bias = nnx.Param(jnp.zeros((count,), dtype)) if c.router_choice_bias else None
@@ -105,7 +105,7 @@ class Router(nnx.Module):
         self.expert_scale = nnx.Param(jnp.ones((count,), dtype)) if c.router_norm else None
 
     def reads(self, stream: jax.Array) -> jax.Array | None:
-        """What the router looks at, where that is not what the experts do."""
+        """Return the router's own input, or None where it reads the experts' input."""
         if self.scale is None:
             return None
         width = stream.shape[-1]
@@ -114,9 +114,9 @@ class Router(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """A router sends each token through its best `experts_per_token` gated MLPs.
+    """A router that sends each token to its best `experts_per_token` gated MLPs.
 
-    An expert that every token passes, or a dense block beside all experts, may be added to them.
+    The output may include a shared expert for every token, or a dense MLP beside the experts.
     """
 
     def __init__(self, config: TransformerConfig, layer: LayerConfig, *, rngs: nnx.Rngs) -> None:
@@ -138,12 +138,12 @@ class MixtureOfExperts(nnx.Module):
     def __call__(
         self, x: jax.Array, stream: jax.Array, context: LayerContext
     ) -> tuple[jax.Array, RouterStats]:
-        """(B, S, d_model) -> (B, S, d_model), and what the router did.
+        """Return the output (B, S, d_model) and router statistics.
 
         Args:
-            x: The normed stream.
-            stream: The stream before its norm, which some routers read.
-            context: What layers share.
+            x: The normed residual stream.
+            stream: The residual stream, which some routers read.
+            context: The context that all layers share.
         """
         for_experts = x if self.experts_input_norm is None else self.experts_input_norm(stream)
         out, statistics = self._through_experts(for_experts, stream, context)

@@ -1,7 +1,4 @@
-"""Check the values of a model's description: whole numbers, numbers, truth values, texts, tables.
-
-Descriptions come from job files, config.json files and calls, and a dataclass takes anything.
-"""
+"""Check the types of configuration values, which come from job files, config.json and calls."""
 
 import dataclasses
 import math
@@ -14,9 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ...errors import TPUModelError
 
 MOST_SIZE = 2**31 - 1
-"""XLA counts the elements along one dimension in 32 bits."""
+"""XLA counts the elements of one dimension in 32 bits."""
 MOST_LAYERS = 1024
-"""Published models have 126 at most; finding repeated layers takes time by the square."""
+"""Published models have at most 126 layers; finding repeated layers takes quadratic time."""
 _WORDS: dict[type[Any], str] = {
     int: f"a whole number, at most {MOST_SIZE:,}",
     float: "a number",
@@ -25,19 +22,19 @@ _WORDS: dict[type[Any], str] = {
     Mapping: "a table of settings",
     tuple: "a list",
 }
-_ANY_SPELLING = ("dtype", "param_dtype")  # jax's and numpy's own objects have a text, too
+_ANY_SPELLING = ("dtype", "param_dtype")  # may be objects of jax or numpy
 
 
 def check_types(kind: type[Any], values: Mapping[str, Any], *, where: str = "") -> None:
-    """Refuse a value that is of another type than its field, or larger than anything real.
+    """Check that values have the types of their fields and plausible sizes.
 
     Args:
         kind: The dataclass.
-        values: By field.
-        where: What stands before a field's name in the message, such as "latent.".
+        values: Values by field name.
+        where: Prefix of a field's name in messages, such as "latent.".
 
     Raises:
-        TPUModelError: A value does not fit.
+        TPUModelError: A value has another type or is too large.
     """
     for name, (expected, optional) in _simple_fields(kind).items():
         if name not in values or (optional and values[name] is None):
@@ -51,7 +48,7 @@ def check_types(kind: type[Any], values: Mapping[str, Any], *, where: str = "") 
 
 @cache
 def _simple_fields(kind: type[Any]) -> dict[str, tuple[type[Any], bool]]:
-    """The fields of one simple type, and whether they may be None."""
+    """Return the fields of simple types, and whether each may be None."""
     found: dict[str, tuple[type[Any], bool]] = {}
     for field in dataclasses.fields(kind):
         parts = _alternatives(field.type)

@@ -1,4 +1,4 @@
-"""Which kind every layer is of, in words, and the runs of layers that one loop can go through."""
+"""Layer patterns such as "5 local, global", and the runs of layers that one scan covers."""
 
 import re
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ _ITEM = re.compile(r"(?:(\d+) )?([A-Za-z_]\w*)")
 
 
 def kinds_of_layers(pattern: str, n_layers: int, *, known: Sequence[str]) -> tuple[str, ...]:
-    """The kind of every layer, by a pattern that repeats: "5 local, global", "3 dense then moe".
+    """Return the kind of every layer for a pattern: "5 local, global", "3 dense then moe".
 
-    What stands before `then` comes once; what stands after it, or all of it, repeats to the end.
+    The part before `then` comes once. The part after it, or the whole pattern, repeats to the end.
 
     Raises:
-        TPUModelError: A word is not a kind, or the pattern cannot be read.
+        TPUModelError: A word is not a kind, or the pattern cannot be parsed.
     """
     once, _, repeated = pattern.partition(" then ")
     if not repeated:
@@ -30,20 +30,20 @@ def kinds_of_layers(pattern: str, n_layers: int, *, known: Sequence[str]) -> tup
 
 
 def spell_pattern(kinds: Sequence[str]) -> str:
-    """The shortest pattern that `kinds_of_layers` reads as these kinds."""
-    whole = tuple(kinds)
-    spelled = [_spell_items(whole)]
-    for start in range(len(whole)):
-        rest = whole[start:]
+    """Return the shortest pattern that `kinds_of_layers` reads as these kinds."""
+    order = tuple(kinds)
+    spelled = [_spell_items(order)]
+    for start in range(len(order)):
+        rest = order[start:]
         period = _periods(rest)[-1]
-        before = f"{_spell_items(whole[:start])} then " if start else ""
+        before = f"{_spell_items(order[:start])} then " if start else ""
         spelled.append(before + _spell_items(rest[:period]))
     return min(spelled, key=lambda text: (len(re.split(",| then ", text)), _digits(text)))
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Consecutive layers: `cycle` repeated `repeats` times, and its first `rest` layers again."""
+    """Consecutive layers: `cycle` repeated `repeats` times, then its first `rest` layers."""
 
     first: int
     cycle: tuple[str, ...]
@@ -58,13 +58,13 @@ class LayerRun:
 
 @lru_cache(maxsize=256)
 def find_runs(kinds: tuple[str, ...], *, alone: tuple[int, ...] = ()) -> tuple[LayerRun, ...]:
-    """The runs that cover all layers with the fewest layers written out.
+    """Return the runs that cover all layers with the fewest unrolled layers.
 
-    A loop over repeated cycles is compiled once for its cycle: a model of sixty equal layers
-    compiles as fast as one of two.
+    A scan over repeated cycles compiles its cycle once, so sixty equal layers compile as fast as
+    two.
 
     Args:
-        kinds: Of every layer.
+        kinds: The kind of every layer.
         alone: Numbers of layers that must be runs of their own.
     """
     count = len(kinds)
@@ -76,7 +76,7 @@ def find_runs(kinds: tuple[str, ...], *, alone: tuple[int, ...] = ()) -> tuple[L
         for end in range(start + 1, start + 2 if start in alone else reach + 1):
             cost, following = best[end]
             period = periods[end - start - 1]
-            # One more for the loop itself, so that a short rest is written out instead.
+            # A scan itself costs 1, so that a short rest is unrolled instead.
             cost += period + (end - start) % period + 1
             choices.append((cost, 1 + len(following), end))
         cost, _, end = min(choices, key=lambda choice: choice[:2])
@@ -87,10 +87,7 @@ def find_runs(kinds: tuple[str, ...], *, alone: tuple[int, ...] = ()) -> tuple[L
 
 
 def _periods(kinds: Sequence[str]) -> list[int]:
-    """For each beginning of the kinds, by its length, after how many layers it repeats.
-
-    Knuth, Morris and Pratt: what is left after the longest end that is also a beginning.
-    """
+    """Return the period of every prefix of the kinds, by the Knuth-Morris-Pratt algorithm."""
     borders: list[int] = []
     for number, kind in enumerate(kinds):
         border = borders[-1] if borders else 0
@@ -106,19 +103,19 @@ def _read(text: str, pattern: str, known: Sequence[str]) -> tuple[str, ...]:
         found = _ITEM.fullmatch(item.strip())
         if found is None:
             raise TPUModelError(
-                f"layer_pattern='{pattern}' has '{item.strip()}' in it; write kinds of layers with "
-                "commas between them, a number before one that repeats: '5 local, global'."
+                f"layer_pattern='{pattern}' contains '{item.strip()}'; expected kinds of layers "
+                "separated by commas, with a number before a repeated kind: '5 local, global'."
             )
         count, kind = found.groups()
         if kind not in known:
             raise TPUModelError(
-                f"layer_pattern='{pattern}' names '{kind}', which layer_kinds does not describe; "
-                f"it has {', '.join(known) or 'none'}.{did_you_mean(kind, known)}"
+                f"layer_pattern='{pattern}' has '{kind}', which is not in layer_kinds; "
+                f"expected {', '.join(known) or 'none'}.{did_you_mean(kind, known)}"
             )
         repeats = int((count or "1")[:9])
         if len(kinds) + repeats > MOST_LAYERS:
             raise TPUModelError(
-                f"layer_pattern='{pattern:.60}' describes more than {MOST_LAYERS:,} layers."
+                f"layer_pattern='{pattern:.60}' has more than {MOST_LAYERS:,} layers, the limit."
             )
         kinds += [kind] * repeats
     return tuple(kinds)

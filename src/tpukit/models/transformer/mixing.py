@@ -1,6 +1,8 @@
-"""How a layer's queries meet keys: over whole sequences here, over a cache in generation."""
+"""Token mixing of layers: over full sequences here, over a cache in `models.generation`."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -21,11 +23,11 @@ class SharedKeys(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """What latent attention makes keys and values of, and all that a cache of it holds.
+    """The latents of keys and values, which a cache keeps.
 
     Attributes:
         latent: (B, S, kv_rank), normed.
-        rope_key: (B, S, rope_dim), rotated; of all heads.
+        rope_key: (B, S, rope_dim), rotated and shared by all heads.
     """
 
     latent: jax.Array
@@ -36,16 +38,16 @@ class LatentWeights(Protocol):
     """The projection from latents to keys and values."""
 
     def expand(self, latents: Latents) -> SharedKeys:
-        """Keys and values of every head."""
+        """Return the keys and values of every head."""
         ...
 
     def matrices(self) -> tuple[jax.Array, jax.Array]:
-        """(kv_rank, H, nope_dim) and (kv_rank, H, v_dim)."""
+        """Return the matrices (kv_rank, H, nope_dim) and (kv_rank, H, v_dim)."""
         ...
 
 
 class DeltaInputs(NamedTuple):
-    """One layer's inputs of the gated delta rule; see `gated_delta`."""
+    """The inputs of a layer's gated delta rule; see `gated_delta`."""
 
     q: jax.Array
     k: jax.Array
@@ -55,18 +57,18 @@ class DeltaInputs(NamedTuple):
 
 
 class Mixing(Protocol):
-    """What a layer calls to mix tokens; one object serves one layer of one trace."""
+    """The token mixing that a layer calls; one object serves one layer of one trace."""
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> tuple[jax.Array, SharedKeys]:
-        """Causal attention, and the keys for layers that share them."""
+        """Return causal attention, and the keys for layers that share them."""
         ...
 
     def attend_shared(
         self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
-        """Causal attention over another layer's keys, as its `attend` returned them."""
+        """Return causal attention over another layer's keys, as its `attend` returned them."""
         ...
 
     def attend_latent(
@@ -76,20 +78,20 @@ class Mixing(Protocol):
         latents: Latents,
         weights: LatentWeights,
     ) -> jax.Array:
-        """Latent attention of queries without and with positions -> (B, S, H, v_dim)."""
+        """Return latent attention (B, S, H, v_dim) of queries without and with positions."""
         ...
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """A short causal convolution over tokens; a layer's convolutions have different names."""
+        """Return a short causal convolution over tokens; names distinguish a layer's several."""
         ...
 
     def delta(self, inputs: DeltaInputs) -> jax.Array:
-        """The gated delta rule -> (B, S, HV, DV)."""
+        """Return the result (B, S, HV, DV) of the gated delta rule."""
         ...
 
 
 def attention_options(layer: LayerConfig, sinks: jax.Array | None = None) -> dict[str, Any]:
-    """What a layer's attention differs in from plain causal attention."""
+    """Return the options of a layer's attention that differ from plain causal attention."""
     options = {
         "window": layer.sliding_window,
         "chunk": layer.attention_chunk,
@@ -102,7 +104,7 @@ def attention_options(layer: LayerConfig, sinks: jax.Array | None = None) -> dic
 
 @dataclass(frozen=True)
 class WholeSequences:
-    """Tokens meet all of their own sequence, and nothing is kept: training."""
+    """Token mixing over full sequences without a cache, for training."""
 
     execution: Execution
     segment_ids: jax.Array | None
@@ -142,3 +144,36 @@ class WholeSequences:
         """See `Mixing`."""
         rule = self.execution.delta or gated_delta
         return rule(*inputs, segment_ids=self.segment_ids)[0]
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """The context that the layers of one forward pass share.
+
+    Attributes:
+        positions: (B, S) index of each token in its document.
+        length: The most tokens of a sequence in this pass, including its cache.
+        execution: The execution settings.
+        mixing: The token mixing.
+        shared: Keys for layers that share them, by the kind of the layer they come from.
+        per_layer: (B, S, width) the layer's own embedding of the tokens, or None.
+    """
+
+    positions: jax.Array
+    length: int
+    execution: Execution
+    mixing: Mixing
+    shared: Mapping[str, SharedKeys] = field(default_factory=dict[str, SharedKeys])
+    per_layer: jax.Array | None = None
+
+    @classmethod
+    def of_training(
+        cls, positions: jax.Array, segment_ids: jax.Array | None, execution: Execution
+    ) -> "LayerContext":
+        """Return the context of full sequences without a cache."""
+        mixing = WholeSequences(execution, segment_ids)
+        return cls(positions, positions.shape[1], execution, mixing)
+
+    def replace(self, **changes: Any) -> "LayerContext":
+        """Return the same context with some fields changed."""
+        return dataclasses.replace(self, **changes)

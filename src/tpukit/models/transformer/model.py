@@ -13,21 +13,38 @@ from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
 from ..execution import Execution
-from ..products.rules import apply_layer_rules, apply_matmul_rules
+from ..matmul.rules import apply_layer_rules, apply_matmul_rules
 from ..remat.policy import RematPolicy
 from .config import TransformerConfig
-from .context import LayerContext
 from .decoder import DecoderLayer
 from .layer_pattern import find_runs
-from .layer_stack import StackedLayers, run_layers
+from .layer_stack import StackedLayers, round_layer_weights, run_layers
 from .layers import Embedding, Linear, Norm
-from .mixing import SharedKeys
+from .mixing import LayerContext, SharedKeys
 from .mtp import PredictionLayers
-from .per_layer import PerLayerEmbedding
-from .rounding import round_in_use
 from .shapes import kinds_of_stacks
 
-# (layer, carry, its own inputs, keys of other layers, its kind) -> (carry, statistics, its keys)
+
+class PerLayerEmbedding(nnx.Module):
+    """Per-layer embeddings of tokens (Gemma 4 E2B and E4B): a table row and a projection."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.layers, self.width = config.n_layers, config.per_layer_width
+        columns = self.layers * self.width
+        self.embed = Embedding(config.vocab_size, columns, config, rngs=rngs)
+        self.proj = Linear(config.d_model, columns, config, rngs=rngs)
+        self.norm = Norm(self.width, config, param_dtype=config.param_dtype)
+
+    def __call__(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
+        """Return (layers, B, S, width) for tokens (B, S) with embeddings x (B, S, d_model)."""
+        shape = (*tokens.shape, self.layers, self.width)
+        looked_up = self.embed(tokens).reshape(shape) * jnp.asarray(self.width**0.5, x.dtype)
+        projected = self.proj(x) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
+        both = (self.norm(projected.reshape(shape)) + looked_up) * jnp.asarray(2**-0.5, x.dtype)
+        return jnp.moveaxis(both, 2, 0)
+
+
+# (layer, carry, per-layer inputs, keys of other layers, kind) -> (carry, statistics, keys)
 LayerCall = Callable[
     [DecoderLayer, Any, Any, Mapping[str, SharedKeys], str], tuple[Any, Any, SharedKeys | None]
 ]
@@ -36,14 +53,14 @@ LayerCall = Callable[
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TransformerOutput:
-    """Logits (B, S, V), and what the routers did (None for a dense model)."""
+    """Logits (B, S, V), and router statistics (None for a dense model)."""
 
     logits: jax.Array
     router: RouterStats | None
 
 
 class LayerStacks(nnx.Module):
-    """Stacks of layers whose parameters differ, each called by its first kind."""
+    """Stacks of layers with different parameters, each named after its first kind."""
 
     def __init__(self, stacks: dict[str, DecoderLayer]) -> None:
         for name, stack in stacks.items():
@@ -53,9 +70,8 @@ class LayerStacks(nnx.Module):
 class Transformer(nnx.Module):
     """A decoder-only language model.
 
-    `layers` is one `DecoderLayer` whose parameters have a leading axis of `n_layers`, or one for
-    each set of kinds with the same parameters.
-    `execution` says how it runs and can be replaced at any time.
+    `layers` is one `DecoderLayer` whose parameters have a leading axis of `n_layers`, or one such
+    stack for each set of kinds with equal parameter shapes. `execution` can be replaced any time.
 
     Example:
         >>> model = Transformer(get_preset("tiny"), rngs=nnx.Rngs(0))
@@ -99,7 +115,7 @@ class Transformer(nnx.Module):
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> jax.Array:
-        """Logits (B, S, V) for tokens (B, S)."""
+        """Return logits (B, S, V) for tokens (B, S)."""
         return self.forward(tokens, positions=positions, segment_ids=segment_ids).logits
 
     def forward(
@@ -109,12 +125,12 @@ class Transformer(nnx.Module):
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> TransformerOutput:
-        """Logits and router statistics.
+        """Return logits and router statistics.
 
         Args:
-            tokens: (B, S) token numbers.
+            tokens: (B, S) token ids.
             positions: (B, S) index of each token in its document; 0, 1, 2 … by default.
-            segment_ids: (B, S) number of the packed document a token belongs to.
+            segment_ids: (B, S) number of the packed document that a token belongs to.
         """
         x, router = self.hidden(tokens, positions=positions, segment_ids=segment_ids)
         return TransformerOutput(self.unembed(x), router)
@@ -126,19 +142,19 @@ class Transformer(nnx.Module):
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, RouterStats | None]:
-        """The last layer's output (B, S, d_model), and router statistics."""
+        """Return the last layer's output (B, S, d_model), and router statistics."""
         x = self.embed_tokens(tokens, positions)
         context = self.context(tokens.shape, positions=positions, segment_ids=segment_ids)
         own = None if self.per_layer is None else self.per_layer(tokens, x)
         return self.run_stack(nnx.state(self.layers), x, context, own=own)
 
     def embed_tokens(self, tokens: jax.Array, positions: jax.Array | None = None) -> jax.Array:
-        """The input of the first layer, (B, S, d_model)."""
+        """Return the input of the first layer, (B, S, d_model)."""
         length = tokens.shape[1]
         if length > self.config.max_seq_len:
             raise TPUModelError(
-                f"the sequence has {length} tokens and '{self.config.name}' takes at most "
-                f"{self.config.max_seq_len}; shorten it or raise max_seq_len."
+                f"the sequence has {length} tokens, but '{self.config.name}' has "
+                f"max_seq_len={self.config.max_seq_len}; shorten it or raise max_seq_len."
             )
         x = self.embed(tokens)
         if self.config.scale_embeddings:
@@ -155,7 +171,7 @@ class Transformer(nnx.Module):
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> LayerContext:
-        """What the layers of one forward pass over tokens of `shape` share."""
+        """Return the context that the layers of a forward pass over tokens of `shape` share."""
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(shape[1])[None], (shape[0], shape[1]))
         return LayerContext.of_training(positions, segment_ids, self.execution)
@@ -169,14 +185,14 @@ class Transformer(nnx.Module):
         own: jax.Array | None = None,
         order: tuple[str, ...] | None = None,
     ) -> tuple[jax.Array, RouterStats | None]:
-        """Send `x` through the layers whose parameters are `stacked`: all of them, or a stage's.
+        """Send `x` through the layers of `stacked`: all layers, or those of a pipeline stage.
 
         Args:
             stacked: The state of `layers`.
             x: (B, S, d_model).
-            context: What the layers share.
-            own: (layers, B, S, width) what each layer is given of its own.
-            order: The kinds of these layers; all of the model's by default.
+            context: The context that the layers share.
+            own: (layers, B, S, width) per-layer embeddings, or None.
+            order: The kinds of these layers; by default all layers of the model.
         """
         execution = context.execution
 
@@ -185,18 +201,18 @@ class Transformer(nnx.Module):
         ) -> tuple[jax.Array, RouterStats | None, SharedKeys | None]:
             return layer(x, context.replace(per_layer=own, shared=shared))
 
-        return self.walk(
+        return self.visit_layers(
             one_layer,
             x,
             stacked=stacked,
             inputs=own,
             remat=execution.remat,
             scan=execution.scan_layers,
-            round_in_turn=execution.scan_layers and not self.config.wide_gradients,
+            round_per_layer=execution.scan_layers and not self.config.wide_gradients,
             order=order,
         )
 
-    def walk(
+    def visit_layers(
         self,
         call: LayerCall,
         carry: PyTree,
@@ -205,25 +221,25 @@ class Transformer(nnx.Module):
         inputs: PyTree,
         remat: RematPolicy,
         scan: bool,
-        round_in_turn: bool,
+        round_per_layer: bool,
         order: tuple[str, ...] | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Call something for every layer in turn; what it carries goes from each to the next.
+        """Call a function for every layer in order and pass its carry to the next call.
 
         Args:
-            call: (layer, carry, the layer's own inputs, keys of other layers, its kind) -> (carry,
-                statistics or None, its keys or None).
-            carry: What the first layer is given.
+            call: (layer, carry, per-layer inputs, keys of other layers, kind) -> (carry,
+                statistics or None, keys or None).
+            carry: The carry of the first call.
             stacked: The state of `layers`.
-            inputs: What each layer is given of its own, with a leading axis of layers.
-            remat: What the backward pass keeps.
-            scan: Whether repeated layers are a loop.
-            round_in_turn: Whether each layer's weights are rounded when its turn comes; see
-                `round_in_use`.
-            order: The kinds of these layers; all of the model's by default.
+            inputs: Per-layer inputs with a leading axis of layers.
+            remat: The remat policy.
+            scan: Whether repeated layers are a scan.
+            round_per_layer: Whether weights are rounded layer by layer; see
+                `round_layer_weights`.
+            order: The kinds of these layers; by default all layers of the model.
 
         Returns:
-            What the last layer carries, and the statistics added up.
+            The carry of the last call, and the sum of statistics.
         """
         c = self.config
         order = order or c.layer_order
@@ -235,10 +251,10 @@ class Transformer(nnx.Module):
         stack_of = {kind: name for name, kinds in names.items() for kind in kinds}
         definitions = {kind: _definition(c, kind, stack) for kind, stack in stack_of.items()}
         weights = {name: stacked[name] if name else stacked for name in names}
-        opened: dict[str, Callable[[Any], Any]] = dict.fromkeys(weights, _as_they_are)
-        if round_in_turn:
+        opened: dict[str, Callable[[Any], Any]] = dict.fromkeys(weights, _unchanged)
+        if round_per_layer:
             for name, stack in weights.items():
-                opened[name], weights[name] = round_in_use(stack, jnp.dtype(c.dtype))
+                opened[name], weights[name] = round_layer_weights(stack, jnp.dtype(c.dtype))
 
         def one_layer(
             parameters: Any, carry: Any, kind: str, own: Any, shared: Mapping[str, SharedKeys]
@@ -252,11 +268,11 @@ class Transformer(nnx.Module):
         return run_layers(one_layer, layers, runs, carry, remat=remat, scan=scan)
 
     def unembed(self, x: jax.Array) -> jax.Array:
-        """Logits of the last layer's output."""
+        """Return the logits of the last layer's output."""
         return self.logits(self.final_norm(x))
 
     def logits(self, normed: jax.Array) -> jax.Array:
-        """Logits of normed activations."""
+        """Return the logits of normed activations."""
         logits = normed @ self.head()
         if self.config.logit_soft_cap is not None:
             cap = jnp.asarray(self.config.logit_soft_cap, logits.dtype)
@@ -264,12 +280,12 @@ class Transformer(nnx.Module):
         return constrain(logits, "batch", "sequence", "vocab")
 
     def head(self) -> jax.Array:
-        """The matrix (d_model, V) that normed activations are multiplied with."""
+        """Return the matrix (d_model, V) that normed activations are multiplied with."""
         return self.embed.head() if self.lm_head is None else self.lm_head.matrix()
 
 
 def _stacked(config: TransformerConfig, kinds: tuple[str, ...], rngs: nnx.Rngs) -> DecoderLayer:
-    """As many layers as there are of these kinds, their parameters stacked."""
+    """Return all layers of these kinds as one layer with stacked parameters."""
 
     @nnx.split_rngs(splits=sum(kind in kinds for kind in config.layer_order))
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -280,12 +296,12 @@ def _stacked(config: TransformerConfig, kinds: tuple[str, ...], rngs: nnx.Rngs) 
 
 
 def _definition(config: TransformerConfig, kind: str, stack: str) -> Any:
-    """What a layer of one kind is but its parameters, which kinds may share a stack of."""
+    """Return the graph definition of a layer of one kind; kinds may share a parameter stack."""
     layer = config.kinds[kind]
     empty = nnx.eval_shape(lambda: DecoderLayer(config, layer, rngs=nnx.Rngs(0)))
     apply_layer_rules(empty, config, path="/".join(filter(None, ("layers", stack))))
     return nnx.graphdef(empty)
 
 
-def _as_they_are(parameters: Any) -> Any:
+def _unchanged(parameters: Any) -> Any:
     return parameters

@@ -1,8 +1,8 @@
-"""Multi-token prediction: further layers that learn which tokens come after the next one.
+"""Multi-token prediction: extra layers that learn to predict tokens after the next one.
 
-As DeepSeek-V3 does it: depth k reads what the depth before it made of a token, and the token k
-places later, and predicts the one after that. The embedding and the unembedding are the model's
-own. Only training runs these layers; generation does without.
+As in DeepSeek-V3, depth k reads the output of depth k - 1 at a token and the embedding of the token
+k positions later, and predicts the token after that. It uses the model's embedding and unembedding.
+Only training runs these layers; generation skips them.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ from flax import nnx
 from ...parallel.experts.routing import RouterStats
 from ...parallel.ring.order import from_zigzag, to_zigzag
 from .config import TransformerConfig
-from .context import LayerContext
 from .decoder import DecoderLayer, LayerResult
 from .layers import Linear, Norm
+from .mixing import LayerContext
 
 
 class PredictionLayer(nnx.Module):
-    """One depth: a projection of two normed vectors, then a layer like the decoder's last."""
+    """One depth: a projection of two normed vectors, then a layer like the model's last one."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         d, kind = config.d_model, config.layer_order[-1]
@@ -37,18 +37,18 @@ class PredictionLayer(nnx.Module):
     def __call__(
         self, hidden: jax.Array, embedded: jax.Array, context: LayerContext
     ) -> LayerResult:
-        """What the decoder's layer makes of both; `final_norm` is left to the caller."""
+        """Return the layer's result; the caller applies `final_norm`."""
         both = jnp.concatenate([self.embed_norm(embedded), self.hidden_norm(hidden)], axis=-1)
         return self.block(self.proj(both), context)
 
 
 class Prediction(NamedTuple):
-    """What one depth predicts, and what it should.
+    """The prediction of one depth and its targets.
 
     Attributes:
         normed: (B, S, d_model) for the unembedding.
-        targets: (B, S); negative where a sequence or document ends before.
-        router: Statistics, where the layer has experts.
+        targets: (B, S); negative where the sequence or document ends earlier.
+        router: Router statistics, where the layer has experts.
     """
 
     normed: jax.Array
@@ -57,7 +57,7 @@ class Prediction(NamedTuple):
 
 
 class PredictionLayers(nnx.Module):
-    """All depths, their parameters stacked as the decoder's are."""
+    """All depths, with stacked parameters."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         @nnx.split_rngs(splits=config.mtp_layers)
@@ -78,15 +78,15 @@ class PredictionLayers(nnx.Module):
         segment_ids: jax.Array | None,
         embed: Callable[[jax.Array], jax.Array],
     ) -> Iterator[Prediction]:
-        """What each depth predicts.
+        """Yield the prediction of each depth.
 
         Args:
-            hidden: (B, S, d_model) the decoder's last layer, normed, which is what servers of
-                published weights give the first depth.
+            hidden: (B, S, d_model) the normed output of the last layer, as in servers of published
+                weights.
             tokens: (B, S) the inputs.
-            targets: (B, S) the token after each.
-            context: What the layers of this pass share.
-            segment_ids: (B, S) number of the packed document a token belongs to.
+            targets: (B, S) the next token of each.
+            context: The context that the layers share.
+            segment_ids: (B, S) number of the packed document that a token belongs to.
             embed: The model's embedding of tokens.
         """
         definition, stacked = nnx.split(self.layers)
@@ -111,13 +111,13 @@ class PredictionLayers(nnx.Module):
 
 
 def tokens_later(x: jax.Array, places: int, *, fill: int, zigzag: int = 1) -> jax.Array:
-    """(B, S) so that each place holds what is `places` tokens later; `fill` past the end.
+    """Return x (B, S) shifted by `places` tokens, so that each position has a later value.
 
     Args:
-        x: One number a token.
-        places: How many tokens later.
-        fill: What follows the last one.
-        zigzag: Devices of a context axis in whose ring order the tokens are.
+        x: One number per token.
+        places: The shift in tokens.
+        fill: The value after the last token.
+        zigzag: Devices of the context axis whose zigzag order the tokens have.
     """
     plain = from_zigzag(x, zigzag) if zigzag > 1 else x
     moved = jnp.pad(plain[:, places:], ((0, 0), (0, places)), constant_values=fill)

@@ -1,4 +1,4 @@
-"""The shape of every parameter of a transformer, by the same rules the modules are built by."""
+"""Parameter shapes of a transformer, by the same rules as its modules. Loads no jax."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def parameter_shapes(config: "TransformerConfig") -> Shapes:
-    """The shape of every parameter by its path.
+    """Return the shape of every parameter by its path.
 
-    Those of the layers are stacked: their first dimension counts layers. Where kinds of layers
-    have different parameters, each has a stack of its own under `layers`.
+    Parameters of layers are stacked, with layers as the first dimension. Kinds of layers with
+    different parameters have separate stacks under `layers`.
     """
     c = config
     shapes: Shapes = {}
@@ -40,7 +40,7 @@ def parameter_shapes(config: "TransformerConfig") -> Shapes:
 
 
 def prediction_shapes(config: "TransformerConfig") -> Shapes:
-    """The shape of every parameter of one depth of multi-token prediction."""
+    """Return the shape of every parameter of one depth of multi-token prediction."""
     c, d = config, config.d_model
     shapes: Shapes = {}
     for name in ("embed_norm", "hidden_norm", "final_norm"):
@@ -51,9 +51,9 @@ def prediction_shapes(config: "TransformerConfig") -> Shapes:
 
 
 def kinds_of_stacks(config: "TransformerConfig") -> dict[str, tuple[str, ...]]:
-    """The kinds whose layers are stacked together, for they have the same parameters.
+    """Return the kinds that share a stack, because their parameters have equal shapes.
 
-    A stack is called by its first kind; the only one has no name.
+    A stack is named after its first kind. A single stack has the name "".
     """
     by_shape: dict[tuple[tuple[str, tuple[int, ...]], ...], list[str]] = {}
     for kind in dict.fromkeys(config.layer_order):
@@ -84,7 +84,7 @@ def _layer_shapes(layer: LayerConfig, d_model: int) -> tuple[tuple[str, tuple[in
 
 
 def layer_shapes(layer: LayerConfig, d_model: int) -> Shapes:
-    """The shape of every parameter of one layer."""
+    """Return the shape of every parameter of one layer."""
     return dict(_layer_shapes(layer, d_model))
 
 

@@ -1,4 +1,4 @@
-"""Alerts: rules over metrics, the state each is in, an explanation, and what is done about it."""
+"""Alerts: rules on metrics, the state of each rule, explanations, and actions."""
 
 from .actions import Action as Action
 from .actions import run_command as run_command

@@ -1,14 +1,124 @@
-"""`Alert`: what fired, in numbers and in one sentence a person can act on."""
+"""`Alert`: a rule that fires, explained in one sentence with its likely cause."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from ...hardware.missing import Measured
+from ...errors import OUT_OF_MEMORY_ADVICE
+from ...hardware.missing import Measured, Missing
+from ...plain_data import JsonObject
+from ...records.names import INPUT_STALL, STEP_TIME, TOKENS_RATE
 from ...shown import Shown
-from .causes import likely_cause
 from .rule import WORDS, AlertRule
+
+Metrics = Mapping[str, Measured]
+NOTHING = "no other metric explains it"
+INPUT_SHARE, FULL, BUSY = 0.1, 0.9, 0.9
+SLOW = ("utilization", "duty_cycle", "tensorcore_utilization", "mfu", "current_tflops")
+SLOW_STEP = (STEP_TIME, TOKENS_RATE, "samples_per_s", "computation_efficiency")
+MEMORY = ("memory_usage_gb", "memory_peak_gb", "memory_total_gb", "memory_usage_share")
+
+
+def likely_cause(metric: str, metrics: Metrics) -> str:
+    """Return the first explanation that the other metrics support."""
+    explanations: tuple[Callable[[Metrics], str | None], ...] = ()
+    if metric in (*SLOW, *SLOW_STEP):
+        explanations = (_input, _throttled, _link, _host_cpu, _host_memory, _no_work, _network)
+    elif metric in MEMORY:
+        explanations = (_memory,)
+    elif metric == "loss":
+        explanations = (_loss,)
+    elif metric.startswith("input_stall"):
+        explanations = (_host_cpu, _host_memory, _input)
+    elif metric.startswith("host_memory"):
+        explanations = (_host_memory,)
+    elif metric in ("power_watts", "temperature_celsius", "throttle_score"):
+        explanations = (_throttled, _busy)
+    for explain in explanations:
+        cause = explain(metrics)
+        if cause is not None:
+            return cause
+    return NOTHING
+
+
+def _input(metrics: Metrics) -> str | None:
+    stall, step = _get(metrics, INPUT_STALL), _get(metrics, STEP_TIME)
+    if stall is None or not step or stall / step < INPUT_SHARE:
+        return None
+    return (
+        f"the input pipeline: {stall:.3g} s of a step of {step:.3g} s are spent waiting for the "
+        "batch (more workers, more read-ahead, or data nearer by)"
+    )
+
+
+def _throttled(metrics: Metrics) -> str | None:
+    score = _get(metrics, "throttle_score")
+    if not score:
+        return None
+    return f"a chip is throttled (score {score:.0f} of 10): its power or temperature is at a limit"
+
+
+def _link(metrics: Metrics) -> str | None:
+    health = _get(metrics, "ici_link_health")
+    if not health:
+        return None
+    return f"an ICI link has errors (score {health:.0f} of 10): ask for another slice"
+
+
+def _host_cpu(metrics: Metrics) -> str | None:
+    busy = _get(metrics, "host_cpu_utilization")
+    if busy is None or busy < BUSY:
+        return None
+    return f"the host's CPUs are {busy:.0%} busy, so it feeds the chips too slowly"
+
+
+def _host_memory(metrics: Metrics) -> str | None:
+    used, total = _get(metrics, "host_memory_usage_gb"), _get(metrics, "host_memory_total_gb")
+    if used is None or not total or used / total < FULL:
+        return None
+    return f"the host's memory is {used / total:.0%} full ({used:.1f} of {total:.1f} GB)"
+
+
+def _no_work(metrics: Metrics) -> str | None:
+    queue, idle = _get(metrics, "hlo_queue_size"), _get(metrics, "idle_seconds")
+    if idle is not None and idle >= 1:
+        return f"a chip has had no work for {idle:.0f} s: the program is between steps, or hangs"
+    if queue == 0:
+        return "no program waits for the chips: the host dispatches too slowly"
+    return None
+
+
+def _network(metrics: Metrics) -> str | None:
+    share = _get(metrics, "communication_overhead")
+    if share is None or share < INPUT_SHARE:
+        return None
+    return f"communication takes {share:.0%} of a step: another layout, or fewer slices"
+
+
+def _memory(metrics: Metrics) -> str | None:
+    used, total = _get(metrics, "memory_usage_gb"), _get(metrics, "memory_total_gb")
+    if used is None or not total:
+        return None
+    return (
+        f"the fullest chip has {used:.1f} of {total:.1f} GB in use, {total - used:.1f} GB are left "
+        f"({OUT_OF_MEMORY_ADVICE}; `tpukit check` lists the largest buffers)"
+    )
+
+
+def _loss(metrics: Metrics) -> str | None:
+    step = _get(metrics, "step")
+    return None if step is None else f"the loss is off at step {step:.0f}: see train.log"
+
+
+def _busy(metrics: Metrics) -> str | None:
+    busy = _get(metrics, "utilization")
+    return None if busy is None else f"the chips are {busy:.0%} busy"
+
+
+def _get(metrics: Metrics, name: str) -> float | None:
+    value = metrics.get(name)
+    return None if value is None or isinstance(value, Missing) else value
+
 
 UNITS = {"_gb": " GB", "_s": " s", "_seconds": " s", "_watts": " W", "tflops": " TFLOP/s"}
 SHARES = ("utilization", "duty_cycle", "mfu", "goodput", "overhead", "efficiency")
@@ -19,12 +129,12 @@ class Alert(Shown):
     """A rule that fires.
 
     Attributes:
-        rule: Which.
-        value: Of the metric now.
-        since: Unix seconds from which on it has been out of bounds.
-        time: Unix seconds now.
-        host: The machine that noticed.
-        cause: What is likely behind it, from the other metrics.
+        rule: The rule.
+        value: The metric's value.
+        since: Unix seconds at which the value went out of bounds.
+        time: Unix seconds of the alert.
+        host: The machine whose monitor raised the alert.
+        cause: The likely cause, from the other metrics.
     """
 
     rule: AlertRule
@@ -44,7 +154,7 @@ class Alert(Shown):
         time: float,
         host: str,
     ) -> "Alert":
-        """Make it from everything that is measured at this time."""
+        """Build the alert from all metrics of this time."""
         value = float(metrics[rule.metric])
         cause = likely_cause(rule.metric, metrics)
         return cls(rule=rule, value=value, since=since, time=time, host=host, cause=cause)
@@ -56,7 +166,7 @@ class Alert(Shown):
 
     @property
     def explanation(self) -> str:
-        """One sentence: value, threshold, how long, since when, on which host, and why."""
+        """One sentence with value, threshold, duration, start, host and likely cause."""
         rule = self.rule
         began = datetime.fromtimestamp(self.since, UTC).strftime("%H:%M:%S UTC")
         lasted = max(0.0, self.time - self.since)
@@ -67,8 +177,8 @@ class Alert(Shown):
             f"Likely cause: {self.cause}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a webhook gets it."""
+    def to_dict(self) -> JsonObject:
+        """Return the alert as plain data, as in a webhook's request."""
         return {
             "alert": self.name,
             "metric": self.rule.metric,
@@ -87,7 +197,7 @@ class Alert(Shown):
 
 
 def show(metric: str, value: float) -> str:
-    """Return a value as a person reads it: shares in percent, sizes and times with their unit."""
+    """Return a value as text: shares in percent, sizes and times with their unit."""
     if metric.endswith(SHARES):
         return f"{value:.1%}"
     unit = next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
@@ -95,6 +205,6 @@ def show(metric: str, value: float) -> str:
 
 
 def _spoken(metric: str) -> str:
-    """Return the metric's name without its unit, which its value has."""
-    ending = next((one for one in UNITS if one[0] == "_" and metric.endswith(one)), "")
+    """Return the metric's name without its unit, which the value shows."""
+    ending = next((unit for unit in UNITS if unit[0] == "_" and metric.endswith(unit)), "")
     return metric.removesuffix(ending).replace("_", " ")

@@ -1,8 +1,8 @@
-"""Who may ask: the token, the host name asked for, and how much may be sent.
+"""Access to the dashboard: the token, allowed host names, and limits on requests.
 
-Every request passes `Guard` before anything else. On a loopback address the machine itself is the
-border, and only names of that machine are answered, since a web page elsewhere can point a name of
-its own at 127.0.0.1. On any other address every page and every number needs the token.
+Every request passes `Guard` before anything else. On a loopback address no token is needed, but
+only host names of this machine are answered, because a web page elsewhere can point its own name at
+127.0.0.1. On any other address every page and every number needs the token.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ConfigError
-from ...pages.served import APPLICATION_HEADERS
+from ...pages.frame import APPLICATION_HEADERS
 from ...runtime.address import names_this_machine
 from .answers import assets_folder, refusal
 
@@ -31,14 +31,14 @@ BODY_S = 10.0
 WRONG_TOKEN_S = 0.5
 MOST_WAITING = 20
 LOGIN = "/login"
-# What the page that asks for the token is made of; nothing else is answered without one.
+# Files of the sign-in page; nothing else is served without a token.
 WITHOUT_TOKEN = frozenset((LOGIN, "/assets/login.css", "/assets/login.js"))
 MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 
 
 @dataclass(frozen=True)
 class Token:
-    """What a viewer must know; its text is in no log, page or cookie."""
+    """The viewers' token; its text is in no log, page or cookie."""
 
     text: str
 
@@ -58,16 +58,16 @@ class Token:
 
     @property
     def session(self) -> str:
-        """What the cookie holds: it follows from the token, which does not follow from it."""
+        """The cookie's value: a digest of the token."""
         return hmac.new(self.text.encode(), b"tpukit dashboard", hashlib.sha256).hexdigest()
 
     @property
     def cookie(self) -> str:
-        """The cookie's name, another one for another token: cookies do not tell ports apart."""
+        """The cookie's name, which depends on the token because all ports share cookies."""
         return f"tpukit-{self.session[:8]}"
 
     def is_known_by(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request comes with the token or with the cookie that was given for it."""
+        """Return whether a request has the token or its cookie."""
         if self.equals(_bearer(headers)):
             return True
         try:
@@ -77,17 +77,17 @@ class Token:
         return held is not None and _same(held.value, self.session)
 
     def equals(self, given: str) -> bool:
-        """Whether it is the same text, found in a time that does not tell how much of it is."""
+        """Return whether it is the same text, compared in constant time."""
         return _same(given, self.text)
 
 
 class Guard:
-    """Answers requests that may not be answered, and hands on the others.
+    """Refuses requests without access, and passes on the others.
 
     Args:
-        app: What answers the others.
-        token: What every request must know; None on a loopback address.
-        only_loopback: Whether names of this machine alone are answered.
+        app: The application behind the guard.
+        token: The token that every request needs; None for none.
+        only_loopback: Whether only host names of this machine are answered.
     """
 
     def __init__(self, app: ASGIApp, *, token: Token | None, only_loopback: bool) -> None:
@@ -95,19 +95,19 @@ class Guard:
         self._wrong = WrongTokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer or pass on one request."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no web socket is spoken here: the server closes it
+            return  # web sockets are not supported; the server closes them
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in APPLICATION_HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-cache")  # ask whether a file is still so
+                headers.setdefault("cache-control", "no-cache")  # conditional requests for files
             await send(message)
 
         answer = await self._refused(scope, receive)
@@ -124,7 +124,7 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > LARGEST_BODY or "transfer-encoding" in headers:
             most = f"send at most {LARGEST_BODY} bytes, with their content-length"
-            return refusal(413, "the body is too large, or does not say how large it is", most)
+            return refusal(413, "the body is too large, or has no content-length", most)
         if self._only_loopback and not names_this_machine(headers.get("host", "")):
             return refusal(
                 421,
@@ -147,7 +147,7 @@ class Guard:
         return FileResponse(assets_folder() / "login.html", status_code=401)
 
     async def _signed_in(self, request: Request) -> Response:
-        """Trade the token for a cookie."""
+        """Answer a sign-in with a cookie."""
         try:
             async with asyncio.timeout(BODY_S):
                 body = (await request.body()).decode("ascii", errors="replace")
@@ -160,7 +160,9 @@ class Guard:
         if self._token is not None and not self._token.equals(given):
             if not await self._wrong.wait():
                 return _too_many()
-            return refusal(401, "that is not the token", "look where the dashboard was started")
+            return refusal(
+                401, "the token is wrong", "copy it from where the dashboard was started"
+            )
         answer = RedirectResponse("/", status_code=303)
         if self._token is not None:
             answer.set_cookie(
@@ -170,7 +172,7 @@ class Guard:
 
 
 class WrongTokens:
-    """Makes requests with a wrong token wait, one after the other: so guesses are few.
+    """Delays requests with a wrong token, one after the other, to slow down guessing.
 
     A request with the right token never waits.
     """
@@ -180,7 +182,7 @@ class WrongTokens:
         self._waiting = 0
 
     async def wait(self) -> bool:
-        """Wait for a turn and a while; return False at once where too many wait already."""
+        """Wait for a turn and a delay; return False at once where too many are waiting."""
         if self._waiting >= MOST_WAITING:
             return False
         self._waiting += 1
@@ -197,7 +199,7 @@ def _too_many() -> Response:
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
-    """Return the token that a request names; "" for none."""
+    """Return the token in a request's headers; "" without one."""
     kind, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if kind.lower() == "bearer" else ""
 

@@ -1,39 +1,41 @@
-"""The chips of a run where they lie in the torus, each with its newest value of a metric."""
+"""The chips of a run with their place in the torus and newest value of a metric."""
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from ...errors import SliceError
 from ...hardware import Slice
 from ...hardware.figure import count_text
-from ...hardware.layout import chip_positions
+from ...hardware.slice import chip_positions
 from ...hardware.topology import format_shape
+from ...plain_data import JsonMapping, JsonObject
 from ..readings import METRICS, Reading
 from ..runs import Run
 
 PREFERRED = ("duty_cycle", "tensorcore_utilization", "memory_used")
-NO_READING = "no monitor wrote down anything of this host"
+NO_READING = "no monitor wrote readings of this host"
 
 
-def chips_view(run: Run, metric: str | None) -> dict[str, Any]:
+def chips_view(run: Run, metric: str | None) -> JsonObject:
     """Return every chip with its place, its host and its value.
 
     Args:
-        run: Whose chips.
-        metric: A chip's metric of the glossary; by default the first there is.
+        run: The run.
+        metric: A chip metric of `METRICS`; by default the first one with readings.
     """
     readings = run.readings()
     offered = _metrics(readings)
-    chosen = metric or next((one for one in (*PREFERRED, *offered) if one in offered), PREFERRED[0])
+    chosen = metric or next(
+        (name for name in (*PREFERRED, *offered) if name in offered), PREFERRED[0]
+    )
     values, missing = _values(readings, chosen)
     hosts = {process: reading.host for (process, _), reading in readings.items()}
     places, layout = _places(run, values)
-    known = METRICS.get(chosen)
+    about = METRICS.get(chosen)
     return {
         "metric": chosen,
-        "unit": known.unit if known else "",
-        "meaning": known.meaning if known else "",
+        "unit": about.unit if about else "",
+        "meaning": about.meaning if about else "",
         "origin": "measured",
         "metrics": offered,
         "layout": layout,
@@ -50,21 +52,21 @@ def chips_view(run: Run, metric: str | None) -> dict[str, Any]:
 
 
 def _value(
-    place: Mapping[str, Any],
+    place: JsonMapping,
     values: Mapping[tuple[int, int], float],
     missing: Mapping[int, str],
     hosts: Mapping[int, str],
-) -> dict[str, Any]:
+) -> JsonObject:
     value = values.get((place["process"], place["chip"]))
     if value is not None:
         return {"value": value}
     process = place["process"]
-    unsaid = "its monitor gave no value of it" if process in hosts else NO_READING
+    unsaid = "its monitor has no value" if process in hosts else NO_READING
     return {"value": None, "reason": missing.get(process, unsaid)}
 
 
 def _metrics(readings: Mapping[tuple[int, str], Reading]) -> list[str]:
-    """Return the chip's metrics that some source gave, in the glossary's order."""
+    """Return the chip metrics in the readings, in the order of `METRICS`."""
     given = {
         sample.metric
         for reading in readings.values()
@@ -80,7 +82,7 @@ def _values(
     """Return the newest value by process and chip, and reasons by process."""
     values: dict[tuple[int, int], float] = {}
     missing: dict[int, str] = {}
-    for (process, _), reading in sorted(readings.items(), key=lambda one: one[1].time):
+    for (process, _), reading in sorted(readings.items(), key=lambda entry: entry[1].time):
         if metric in reading.missing:
             missing[process] = reading.missing[metric]
         for sample in reading.samples:
@@ -91,15 +93,15 @@ def _values(
 
 def _places(
     run: Run, values: Mapping[tuple[int, int], float]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return where each chip is drawn: in its torus, or host by host where there is none."""
+) -> tuple[list[JsonObject], JsonObject]:
+    """Return where each chip is drawn: in its torus, or in a row per host without a slice."""
     summary = run.summary()
     try:
         target = Slice.parse(summary.slice) if summary.slice else None
     except SliceError:
         target = None
     if target is not None:
-        places = [one.to_dict() for one in chip_positions(target)]
+        places = [position.to_dict() for position in chip_positions(target)]
         return places, {
             "kind": "torus" if any(target.wraps) else "mesh",
             "slice": str(target),
@@ -129,5 +131,5 @@ def _places(
         "wraps": [False, False],
         "slices": 1,
         "chips_per_host": width,
-        "words": f"{kind}: no TPU slice, so a row is a host and nothing says how they are linked",
+        "words": f"{kind}: no TPU slice, so each row is a host, and links are unknown",
     }

@@ -1,21 +1,20 @@
-"""Plans and checks that were kept as JSON: a list of them, and each as the page it always has."""
+"""Plans and checks in JSON files: a list of them, and each as its page."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from ...checker.report.html import render_html
 from ...checker.report.schema import as_report
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
-from ...plain_data import parse_json
+from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...planner.answer.page import render_page
-from ...planner.answer.recorded import RecordedPlan
+from ...planner.answer.result import RecordedPlan
 from ...runtime.plain_files import read_plain
 from .library import LARGEST_DOCUMENT, KeptDocument
 
 
-def read_document(document: KeptDocument) -> dict[str, Any]:
-    """Return what the file holds.
+def read_document(document: KeptDocument) -> JsonObject:
+    """Return the content of a file.
 
     Raises:
         TPUValidationError: It cannot be read.
@@ -27,21 +26,21 @@ def read_document(document: KeptDocument) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TPUValidationError(f"{document.path.name} cannot be read ({error}).") from None
     if not isinstance(data, dict):
-        raise TPUValidationError(f"{document.path.name} holds no object.")
-    return cast("dict[str, Any]", data)
+        raise TPUValidationError(f"{document.path.name} contains no JSON object.")
+    return cast("JsonObject", data)
 
 
 def page_of(document: KeptDocument) -> str:
-    """Return the page of a plan or a check, one file that needs nothing else."""
+    """Return the self-contained page of a plan or a check."""
     data = read_document(document)
     if document.kind == "plan":
         return render_page(RecordedPlan.from_dict(data, name=document.path.name))
     return render_html(as_report(data, name=document.path.name))
 
 
-def row_of(name: str, document: KeptDocument) -> dict[str, Any]:
-    """Return a line of the list: what it is about, and its answer in a word."""
-    row: dict[str, Any] = {"name": name, "written_at": document.stamp[1]}
+def row_of(name: str, document: KeptDocument) -> JsonObject:
+    """Return an entry of the list, with subject and verdict."""
+    row: JsonObject = {"name": name, "written_at": document.stamp[1]}
     try:
         data = read_document(document)
         about = _plan_row(data) if document.kind == "plan" else _check_row(data)
@@ -50,7 +49,7 @@ def row_of(name: str, document: KeptDocument) -> dict[str, Any]:
     return {**row, **about}
 
 
-def _plan_row(data: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_row(data: JsonMapping) -> JsonObject:
     best = data["choices"][0] if data["choices"] else None
     return {
         "about": data["model"],
@@ -59,21 +58,21 @@ def _plan_row(data: Mapping[str, Any]) -> dict[str, Any]:
         "slice": best and best["slice"],
         "step": best and {"value": best["step_time_s"], "unit": "s", "origin": best["step_origin"]},
         "cost": best and best["usd"],
-        "choices": [_choice(one) for one in (*data["choices"], *data["pareto_front"])],
+        "choices": [_choice(choice) for choice in (*data["choices"], *data["pareto_front"])],
     }
 
 
-def _choice(one: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(choice: JsonMapping) -> JsonObject:
     return {
-        "slice": one["slice"],
-        "days": one["days"],
-        "usd": one["usd"]["value"],
-        "step_time_s": one["step_time_s"],
-        "origin": one["usd"].get("origin", "model"),
+        "slice": choice["slice"],
+        "days": choice["days"],
+        "usd": choice["usd"]["value"],
+        "step_time_s": choice["step_time_s"],
+        "origin": choice["usd"].get("origin", "model"),
     }
 
 
-def _check_row(data: Mapping[str, Any]) -> dict[str, Any]:
+def _check_row(data: JsonMapping) -> JsonObject:
     prediction = data.get("prediction")
     return {
         "about": data.get("program", ""),

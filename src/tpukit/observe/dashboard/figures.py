@@ -1,14 +1,19 @@
-"""Numbers as the dashboard shows them: value, unit, where it comes from, or why there is none."""
+"""The figures of one run or of two side by side: value, unit, origin, or why there is none."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ...hardware.figure import seconds_text
+from ...hardware.figure import count_text, seconds_text
 from ...hardware.missing import Measured, Missing, plain
+from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...records.events import good_saves
+from ...records.names import IDENTITY_FILE, MFU, TOKENS_RATE
+from ...runtime.plain_files import read_plain
 from ..runs import Run, RunSummary
 from ..runs.goodput import goodput_of
-from ..runs.summary import summarise
+from ..runs.summary import LARGEST_IDENTITY, summarise
 
 
 def shown(
@@ -19,9 +24,9 @@ def shown(
     unit: str = "",
     origin: str = "measured",
     below: str = "",
-    reason: str = "nobody wrote it down",
-) -> dict[str, Any]:
-    """Return one number with its provenance, as cards and tables of the page take it."""
+    reason: str = "it was not recorded",
+) -> JsonObject:
+    """Return one number with unit and origin, for cards and tables of the page."""
     why = value.reason if isinstance(value, Missing) else reason
     number = None if value is None else plain(value)
     return {
@@ -34,65 +39,56 @@ def shown(
     }
 
 
-def summary_view(name: str, run: Run) -> dict[str, Any]:
-    """Return how a run is doing, with the figures that are asked for first."""
-    found = run.summary()
-    return {
-        "name": name,
-        "path": _from_here(run.path),
-        "state": found.state,
-        "state_in_words": found.state_in_words,
-        "last_seen": found.last_seen,
-        "slice": found.slice,
-        "device_kind": found.device_kind,
-        "chips": found.chips,
-        "attempts": found.attempts,
-        "problem": found.problem,
-        "saved_at": _saved_at(run),
-        "figures": {one["key"]: one for one in _figures(found)},
-    }
+def summary_view(name: str, run: Run) -> JsonObject:
+    """Return the state and main figures of a run."""
+    saved = good_saves(run.events())
+    return _view(name, run.path, run.summary(), saved[-1].time if saved else None)
 
 
-def problem_view(name: str, path: Path, problem: str) -> dict[str, Any]:
-    """Return a run of which nothing can be told but what is wrong with it."""
+def problem_view(name: str, path: Path, problem: str) -> JsonObject:
+    """Return the view of a run that cannot be read."""
     nothing = summarise(path, (), (), goodput_of(()), now=0.0, problem=problem, steps=())
+    return _view(name, path, nothing, None)
+
+
+def _view(name: str, path: Path, summary: RunSummary, saved_at: float | None) -> JsonObject:
     return {
         "name": name,
         "path": _from_here(path),
-        "state": nothing.state,
-        "state_in_words": nothing.state_in_words,
-        "last_seen": None,
-        "slice": None,
-        "device_kind": "",
-        "chips": None,
-        "attempts": 0,
-        "problem": problem,
-        "saved_at": None,
-        "figures": {one["key"]: one for one in _figures(nothing)},
+        "state": summary.state,
+        "state_in_words": summary.state_in_words,
+        "last_seen": summary.last_seen,
+        "slice": summary.slice,
+        "device_kind": summary.device_kind,
+        "chips": summary.chips,
+        "attempts": summary.attempts,
+        "problem": summary.problem,
+        "saved_at": saved_at,
+        "figures": {figure["key"]: figure for figure in _figures(summary)},
     }
 
 
-def ratio_of_prediction(found: RunSummary) -> Measured:
-    """Return the measured step over the predicted one, or why it cannot be told."""
-    for value in (found.step_time_p50_s, found.predicted_step_s):
+def ratio_of_prediction(summary: RunSummary) -> Measured:
+    """Return the measured step over the predicted one, or why there is none."""
+    for value in (summary.step_time_p50_s, summary.predicted_step_s):
         if isinstance(value, Missing):
             return value
-    return found.step_time_p50_s / found.predicted_step_s
+    return summary.step_time_p50_s / summary.predicted_step_s
 
 
-def _figures(found: RunSummary) -> list[dict[str, Any]]:
-    of = "" if found.total_steps is None else f"of {found.total_steps:,}"
-    ratio = ratio_of_prediction(found)
+def _figures(summary: RunSummary) -> list[JsonObject]:
+    of_total = "" if summary.total_steps is None else f"of {summary.total_steps:,}"
+    ratio = ratio_of_prediction(summary)
     against = "" if isinstance(ratio, Missing) else f"measured is {ratio:.2f} × predicted"
-    p99 = found.step_time_p99_s
+    p99 = summary.step_time_p99_s
     return [
-        shown("step", "Step", found.step, below=of),
-        shown("total_steps", "Steps in all", found.total_steps, origin="user"),
-        shown("loss", "Loss", found.loss, below="of the newest step"),
+        shown("step", "Step", summary.step, below=of_total),
+        shown("total_steps", "Steps in all", summary.total_steps, origin="user"),
+        shown("loss", "Loss", summary.loss, below="of the newest step"),
         shown(
             "step_time",
             "Step time",
-            found.step_time_p50_s,
+            summary.step_time_p50_s,
             unit="s",
             below="" if isinstance(p99, Missing) else f"median; p99 {seconds_text(p99)}",
         ),
@@ -100,30 +96,32 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
         shown(
             "predicted_step",
             "Predicted step",
-            found.predicted_step_s,
+            summary.predicted_step_s,
             unit="s",
             origin="model",
             below=against,
         ),
         shown("ratio", "Measured ÷ predicted step", ratio, origin="model"),
-        shown("mfu", "MFU", found.mfu, unit="share", below=found.mfu_convention),
+        shown(MFU, "MFU", summary.mfu, unit="share", below=summary.mfu_convention),
         shown(
-            "tokens_per_s_per_chip",
+            TOKENS_RATE,
             "Tokens/s/chip",
-            found.tokens_per_s_per_chip,
-            below="" if found.chips is None else f"{found.chips:,} chip{'s' * (found.chips != 1)}",
+            summary.tokens_per_s_per_chip,
+            below=""
+            if summary.chips is None
+            else f"{summary.chips:,} chip{'s' * (summary.chips != 1)}",
         ),
         shown(
             "goodput",
             "Goodput",
-            found.goodput,
+            summary.goodput,
             unit="share",
-            below=f"{found.attempts} attempt{'s' * (found.attempts != 1)}",
+            below=count_text(summary.attempts, "attempt"),
         ),
         shown(
             "checkpoint",
             "Checkpoint",
-            found.checkpoint_step,
+            summary.checkpoint_step,
             below="step saved",
             reason="none was saved",
         ),
@@ -131,11 +129,74 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
 
 
 def _from_here(path: Path) -> str:
-    """The path as one would type it where the dashboard was started."""
+    """Return the path relative to the working directory, where it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _saved_at(run: Run) -> float | None:
-    saved = good_saves(run.events())
-    return saved[-1].time if saved else None
+COMPARED = (
+    *("step", "loss", "step_time", "step_time_p99", "predicted_step", "ratio"),
+    *(MFU, TOKENS_RATE, "goodput"),
+)
+
+
+def compared(name: str, run: Run) -> JsonObject:
+    """Return the figures and settings of one run for a comparison."""
+    return {"summary": summary_view(name, run), "settings": settings_of(run)}
+
+
+def compare_view(a: JsonMapping, b: JsonMapping) -> JsonObject:
+    """Return the different and the same settings of two runs, and the figures of both."""
+    first, second = a["settings"], b["settings"]
+    keys = list(dict.fromkeys((*first, *second)))
+    figures = [[run["summary"]["figures"][key] for run in (a, b)] for key in COMPARED]
+    return {
+        "a": a["summary"],
+        "b": b["summary"],
+        "settings": [
+            {"key": key, "a": first.get(key), "b": second.get(key)}
+            for key in keys
+            if first.get(key) != second.get(key)
+        ],
+        "same": [
+            {"key": key, "a": first[key]} for key in keys if first.get(key) == second.get(key)
+        ],
+        "figures": [
+            {"title": before["title"], "a": before, "b": after, "ratio": _ratio(before, after)}
+            for before, after in figures
+        ],
+    }
+
+
+def _ratio(before: JsonMapping, after: JsonMapping) -> float | None:
+    """Return the second number over the first, where both exist."""
+    first, other = before["value"], after["value"]
+    return other / first if first and other is not None else None
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """Return the values of run.json by the path of their keys; {} if damaged."""
+    try:
+        text = read_plain(run.path / IDENTITY_FILE, inside=run.path, at_most=LARGEST_IDENTITY)
+        document: Any = parse_json(text)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    parts = cast("JsonObject", document)
+    return {
+        path: text
+        for part in ("identity", "recipe", "settings")
+        for path, text in _flat(parts.get(part), part).items()
+    }
+
+
+def _flat(value: Any, path: str) -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        inside = cast("JsonMapping", value)
+        return {
+            key: text
+            for name, entry in inside.items()
+            for key, text in _flat(entry, f"{path}.{name}").items()
+        }
+    return {path: value if isinstance(value, str) else json.dumps(value)}

@@ -1,23 +1,23 @@
-"""What the folders hold: runs, plans and checks by name, read on once for all viewers.
+"""The library: runs, plans and checks in some folders, by name, read once for all viewers.
 
-Names come from what was found, and only names that were found are answered, so that no request can
-lead to a file outside.
+Only names of found files are answered, so that no request can reach a file outside of the folders.
+Two hundred runs of 10⁵ steps are two gigabytes of numbers, so only the most recently used answers
+and runs stay in memory; a dropped run is read again.
 """
 
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ...checker.report.schema import SCHEMA as CHECK_SCHEMA
 from ...errors import did_you_mean
-from ...planner.answer.recorded import SCHEMA as PLAN_SCHEMA
-from ...runtime.plain_files import open_plain
-from ...runtime.run_files import (
+from ...planner.answer.result import SCHEMA as PLAN_SCHEMA
+from ...records.names import (
     CHECK_FILE,
     EVENTS_FILE,
     HOST_READINGS_FILE,
@@ -27,8 +27,115 @@ from ...runtime.run_files import (
     LOG_FILE,
     METRICS_FILE,
 )
+from ...runtime.plain_files import open_plain
+from ..runs import Run
 from ..runs.run import is_run
-from .memory import AnswerMemory, Reader
+from .answers import encoded
+
+MOST_ANSWER_BYTES = 32 << 20
+MOST_RUN_BYTES = 96 << 20
+
+
+class AnswerMemory:
+    """Keeps the most recently used answers and runs of a library.
+
+    Args:
+        answer_bytes: The most bytes of answers.
+        run_bytes: The most bytes of fully read runs; the last one always stays.
+    """
+
+    def __init__(
+        self, *, answer_bytes: int = MOST_ANSWER_BYTES, run_bytes: int = MOST_RUN_BYTES
+    ) -> None:
+        self._answer_bytes, self._run_bytes = answer_bytes, run_bytes
+        self._lock = threading.Lock()
+        # Both have the least recently used entry first.
+        self._answers: dict[Hashable, tuple[Hashable, bytes]] = {}
+        self._answered = 0
+        self._loaded: dict[Reader, int] = {}
+
+    def find(self, what: Hashable, version: Hashable) -> bytes | None:
+        """Return the answer kept for a version, or None."""
+        with self._lock:
+            kept = self._answers.get(what)
+            if kept is None or kept[0] != version:
+                return None
+            self._answers[what] = self._answers.pop(what)
+            return kept[1]
+
+    def keep(self, what: Hashable, version: Hashable, answer: bytes) -> None:
+        """Keep an answer, and drop that of an older version."""
+        with self._lock:
+            self._forget(what)
+            self._answers[what] = version, answer
+            self._answered += len(answer)
+            while self._answered > self._answer_bytes:
+                self._forget(next(iter(self._answers)))
+
+    def note(self, reader: "Reader") -> None:
+        """Record that a run was read, and drop the least recently used runs."""
+        with self._lock:
+            self._loaded.pop(reader, None)
+            if size := reader.run.loaded_bytes:
+                self._loaded[reader] = size
+            for other in list(self._loaded):
+                if other is reader or sum(self._loaded.values()) <= self._run_bytes:
+                    return
+                if other.drop():
+                    del self._loaded[other]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the runs that are kept."""
+        with self._lock:
+            return sum(self._loaded.values())
+
+    def _forget(self, what: Hashable) -> None:
+        if what in self._answers:
+            self._answered -= len(self._answers.pop(what)[1])
+
+
+class Reader:
+    """A run that is read by one thread at a time, with its answers kept.
+
+    Args:
+        path: The run directory.
+        memory: Keeps answers, and drops runs.
+    """
+
+    def __init__(self, path: Path, memory: AnswerMemory) -> None:
+        self.run = Run(path)
+        self.lock = threading.Lock()
+        self._memory = memory
+
+    def answer(self, what: Hashable, version: Hashable, make: Callable[[Run], Any]) -> bytes:
+        """Return an answer about the run as JSON, made once per version of its files."""
+        key = (self, what)
+        with self.lock:
+            kept = self._memory.find(key, version)
+            if kept is not None:
+                return kept
+            made = encoded(make(self.run))
+        self._memory.keep(key, version, made)
+        self._memory.note(self)
+        return made
+
+    def load(self) -> None:
+        """Read all files of the run."""
+        with self.lock:
+            self.run.metrics()
+        self._memory.note(self)
+
+    def drop(self) -> bool:
+        """Discard all data read, unless a thread is reading; return whether it was discarded."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            self.run.unload()
+        finally:
+            self.lock.release()
+        return True
+
 
 POLL_S = 1.0
 LARGEST_DOCUMENT = 64 << 20
@@ -40,7 +147,7 @@ Found = TypeVar("Found")
 
 
 class NotFound(Exception):
-    """Nothing of that name was found."""
+    """Nothing has this name."""
 
 
 class WatchedRun:
@@ -48,12 +155,13 @@ class WatchedRun:
 
     Attributes:
         path: Its folder.
-        version: Goes up whenever its files were written.
-        stamp: When that was, and what it is told by.
-        ends: Reads the ends of its files, which is quick however long they are.
-        whole: Reads all of them; the first time may take a second, which nothing else waits for.
-        is_running: Whether its last summary said so; another one is not made until it is written.
-        is_reported: Whether the log has the error that its summary ended in.
+        version: Increases whenever its files change.
+        stamp: When its files were last written, and a hash that changes with them.
+        ends: Reads the ends of its files, which is fast for files of any length.
+        whole: Reads the complete files, which may take a second the first time.
+        is_running: Whether its last summary has the state "running"; else no new one is made until
+            its files change.
+        is_reported: Whether an error of its summary is in the log.
     """
 
     def __init__(self, path: Path, memory: AnswerMemory) -> None:
@@ -66,7 +174,7 @@ class WatchedRun:
 
 @dataclass(frozen=True)
 class KeptDocument:
-    """A plan or a check that was kept as JSON."""
+    """A plan or a check in a JSON file."""
 
     kind: str
     path: Path
@@ -74,11 +182,12 @@ class KeptDocument:
 
 
 class Library:
-    """Everything found in some folders.
+    """The runs, plans and checks in some folders.
 
     Args:
-        folders: Each holds runs and documents, or is a run; `runs` inside it is looked into too.
-        clock: Seconds, for how often files are looked at.
+        folders: Folders with runs and documents, or run directories; `runs` inside them is searched
+            too.
+        clock: A clock in seconds, which limits how often files are checked.
     """
 
     def __init__(
@@ -93,7 +202,7 @@ class Library:
         self._documents: dict[str, KeptDocument] = {}
 
     def poll(self) -> None:
-        """Look at the files again, unless somebody just did."""
+        """Check the files again, unless they were just checked."""
         with self._lock:
             now = self._clock()
             if self._polled is not None and now - self._polled < POLL_S * 0.9:
@@ -110,54 +219,53 @@ class Library:
         """Return one run.
 
         Raises:
-            NotFound: There is none of that name, with the names there are.
+            NotFound: Nothing has this name; the message lists the names.
         """
         return _named(self.runs(), name, "run")
 
     def documents(self, kind: str) -> dict[str, KeptDocument]:
         """Return the plans ("plan") or checks ("compile") by name, the newest first."""
         self.poll()
-        return {name: one for name, one in self._documents.items() if one.kind == kind}
+        return {
+            name: document for name, document in self._documents.items() if document.kind == kind
+        }
 
     def document(self, kind: str, name: str) -> KeptDocument:
         """Return one document.
 
         Raises:
-            NotFound: There is none of that name, with the names there are.
+            NotFound: Nothing has this name; the message lists the names.
         """
         return _named(self.documents(kind), name, kind)
 
     def _find(self) -> None:
-        known = {one.path: one for one in self._runs.values()}
-        folders = [inside for one in self.folders for inside in (one, one / _USUAL_FOLDER)]
+        known = {run.path: run for run in self._runs.values()}
+        folders = [inside for folder in self.folders for inside in (folder, folder / _USUAL_FOLDER)]
         paths = dict.fromkeys(path for folder in folders for path in _runs_in(folder))
-        found = [known.get(path) or WatchedRun(path, self._memory) for path in paths]
-        for one in found:
-            stamp = _stamp_of_run(one.path)
-            if stamp != one.stamp:
-                one.stamp, one.version = stamp, one.version + 1
-        found.sort(key=lambda one: -one.stamp[0])
-        self._runs = _by_name([(one.path, one) for one in found])
-        before = {one.path: one for one in self._documents.values()}
-        documents = [
-            one
-            for folder in (*folders, *paths)
-            for path in _files_in(folder, ".json")
-            if (one := _document(path, before.get(path)))
-        ]
-        documents.sort(key=lambda one: -one.stamp[1])
-        self._documents = _by_name([(one.path, one) for one in documents])
+        runs = [known.get(path) or WatchedRun(path, self._memory) for path in paths]
+        for run in runs:
+            stamp = _stamp_of_run(run.path)
+            if stamp != run.stamp:
+                run.stamp, run.version = stamp, run.version + 1
+        runs.sort(key=lambda run: -run.stamp[0])
+        self._runs = _by_name([(run.path, run) for run in runs])
+        before = {document.path: document for document in self._documents.values()}
+        files = [path for folder in (*folders, *paths) for path in _files_in(folder, ".json")]
+        read = [_document(path, before.get(path)) for path in files]
+        documents = [document for document in read if document is not None]
+        documents.sort(key=lambda document: -document.stamp[1])
+        self._documents = _by_name([(document.path, document) for document in documents])
 
 
-def _by_name(found: list[tuple[Path, Found]]) -> dict[str, Found]:
-    """Name things by the end of their paths, as much of it as tells them apart."""
+def _by_name(entries: list[tuple[Path, Found]]) -> dict[str, Found]:
+    """Name entries by the shortest end of their paths that is unique."""
     named: dict[str, Found] = {}
-    paths = [path for path, _ in found]
-    for path, one in found:
+    paths = [path for path, _ in entries]
+    for path, entry in entries:
         length = 1
         while length < len(path.parts) - 1 and _shared(path, paths, length):
             length += 1
-        named.setdefault("/".join(path.parts[-length:]), one)
+        named.setdefault("/".join(path.parts[-length:]), entry)
     return named
 
 
@@ -165,11 +273,13 @@ def _shared(path: Path, paths: list[Path], length: int) -> bool:
     return sum(other.parts[-length:] == path.parts[-length:] for other in paths) > 1
 
 
-def _named(found: dict[str, Found], name: str, what: str) -> Found:
-    if name in found:
-        return found[name]
-    known = ", ".join(list(found)[:5]) or "none"
-    raise NotFound(f"there is no {what} {name!r:.80}; known are {known}{did_you_mean(name, found)}")
+def _named(entries: dict[str, Found], name: str, what: str) -> Found:
+    if name in entries:
+        return entries[name]
+    names = ", ".join(list(entries)[:5]) or "none"
+    raise NotFound(
+        f"there is no {what} {name!r:.80}; known are {names}{did_you_mean(name, entries)}"
+    )
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -179,13 +289,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _stamp_of_run(path: Path) -> tuple[float, int]:
-    """Return when its files were last written, and something that changes whenever one does."""
+    """Return when a run's files were last written, and a hash that changes with them."""
     files = [path / name for name in _GROWING]
     files += [
         path / HOSTS_FOLDER / host / name for host in _names(path / HOSTS_FOLDER) for name in _HOST
     ]
     stats = [_stat(file) for file in files]
-    newest = max((one[1] for one in stats if one), default=0.0)
+    newest = max((stat[1] for stat in stats if stat), default=0.0)
     return newest, hash(tuple(stats))
 
 
@@ -212,7 +322,7 @@ def _stat(path: Path) -> tuple[int, float, int] | None:
 
 
 def _document(path: Path, before: KeptDocument | None) -> KeptDocument | None:
-    """Return the document that a file holds, told by the key that both kinds begin with."""
+    """Return the document in a file, recognized by the "schema" key at its beginning."""
     stamp = _stat(path)
     if stamp is None or not 0 < stamp[0] <= LARGEST_DOCUMENT:
         return None
@@ -220,8 +330,8 @@ def _document(path: Path, before: KeptDocument | None) -> KeptDocument | None:
         return before
     try:
         with open_plain(path, inside=path.parent) as file:
-            said = _SCHEMA.search(file.read(256))
+            schema = _SCHEMA.search(file.read(256))
     except OSError:
         return None
-    kind = _KINDS.get(said[1]) if said else None
+    kind = _KINDS.get(schema[1]) if schema else None
     return KeptDocument(kind, path, stamp) if kind else None

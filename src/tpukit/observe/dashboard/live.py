@@ -1,4 +1,4 @@
-"""Changes as they happen: one look at the files for all viewers, sent as server-sent events."""
+"""Live changes as server-sent events; the files are checked once for all viewers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -14,16 +14,16 @@ Look = Callable[[], Mapping[str, bytes]]
 
 
 class Pulse:
-    """Looks once in a while, as long as anybody watches, and tells everybody what changed.
+    """Checks for changes at intervals while there are viewers, and sends them to all viewers.
 
     Args:
         look: Returns JSON by name. Called in a thread.
-        every_s: Seconds between two looks.
-        beat_s: Seconds of silence after which a viewer is told that the line is alive.
+        every_s: Seconds between two checks.
+        beat_s: Seconds without a change after which a viewer gets a heartbeat.
 
     Attributes:
-        viewers: How many watch.
-        looks: How often it looked.
+        viewers: Number of viewers.
+        looks: Number of checks.
     """
 
     def __init__(self, look: Look, *, every_s: float = POLL_S, beat_s: float = BEAT_S) -> None:
@@ -37,9 +37,9 @@ class Pulse:
         self.looks = 0
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Yield messages for one viewer: everything first, then what changed, and beats.
+        """Yield messages for one viewer: all runs first, then changes and heartbeats.
 
-        A viewer that fell behind, or comes back, gets everything again.
+        A viewer that missed a change gets all runs again.
         """
         self.viewers += 1
         try:
@@ -47,16 +47,16 @@ class Pulse:
                 self._task = asyncio.create_task(self._go_on_looking())
                 await self._update()
             yield f"retry: {RECONNECT_MS}\n\n".encode()
-            number, told = self._number, self._told
+            number, changed = self._number, self._told
             yield self._everything()
             while True:
                 try:
-                    await asyncio.wait_for(told.wait(), self._beat_s)
+                    await asyncio.wait_for(changed.wait(), self._beat_s)
                 except TimeoutError:
                     yield _BEAT
                     continue
                 missed = self._number - number - 1
-                number, told = self._number, self._told
+                number, changed = self._number, self._told
                 yield self._everything() if missed else self._change
         finally:
             self.viewers -= 1

@@ -1,6 +1,6 @@
-"""Live monitors of other hosts as a run: what they serve is scraped and kept in a folder.
+"""Live monitors of other hosts as a run: their metrics are scraped into a run directory.
 
-So a training loop that leaves no run directory here, or none at all, is read like any other run.
+So a training loop without a run directory on this machine is shown like any other run.
 """
 
 import json
@@ -11,35 +11,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...records.metrics import MetricsFile
-from ...runtime.run_files import IDENTITY_FILE, METRICS_FILE
-from ..exporters.jsonl import JsonlExporter
-from ..readings import Reading
-from ..scraping import ScrapedHost, scrape
+from ...records.names import IDENTITY_FILE, METRICS_FILE, STEP, TIME
+from ..exporters.files import JsonlExporter
+from ..readings import RECORDED_AS, Reading
+from ..sources.prometheus import ScrapedHost, scrape
 
 logger = logging.getLogger(__name__)
 
 NAME = "live hosts"
 EVERY_S = 2.0
-# What a record of metrics.jsonl calls what a monitor serves of a run.
-RECORDED = {
-    "loss": "loss",
-    "step_time_seconds": "step_time_s",
-    "tokens_per_second_per_chip": "tokens_per_s_per_chip",
-    "mfu": "mfu",
-    "input_stall_seconds": "input_stall_s",
-}
 
 
 class LiveHosts:
-    """Keeps what the monitors of some hosts serve, until it is closed.
+    """Scrapes the monitors of some hosts into a run directory, until it is closed.
 
     Args:
-        addresses: `host:port` of each; the first one whose monitor knows a step is the run's.
-        folder: Where the run directory is made.
+        addresses: `host:port` of each; the first monitor with a step gives the run's figures.
+        folder: Parent folder of the run directory.
         every_s: Seconds between two scrapes.
 
     Raises:
-        TPUValidationError: One is no address.
+        TPUValidationError: An address is not valid.
     """
 
     def __init__(
@@ -64,7 +56,7 @@ class LiveHosts:
         self._thread.start()
 
     def close(self) -> None:
-        """Scrape no more."""
+        """Stop scraping."""
         self._ended.set()
         self._thread.join()
         for exporter in self._exporters.values():
@@ -72,29 +64,31 @@ class LiveHosts:
         self._metrics.close()
 
     def keep(self, readings: Sequence[Reading]) -> None:
-        """Write readings down as those of the run's hosts, and a step that is new."""
+        """Write readings of the run's hosts, and a record if the step is new."""
         for reading in readings:
-            # Monitors of programs that are no job all call themselves process 0.
+            # Monitors of programs that are no job all have process 0.
             key = reading.host, reading.process
             if key not in self._exporters:
                 number = len(self._exporters)
                 self._exporters[key] = JsonlExporter(self.path, process=number, every_s=0.0)
             self._exporters[key].export([reading])
-        values = [{one.metric: one.value for one in reading.samples} for reading in readings]
+        values = [
+            {sample.metric: sample.value for sample in reading.samples} for reading in readings
+        ]
         newest = next((found for found in values if found.get("step")), None)
         if newest is None or newest["step"] == self._step:
             return
-        if newest["step"] < self._step:  # it went back, or another run began
+        if newest["step"] < self._step:  # rolled back, or another run began
             self._metrics.roll_back(int(newest["step"]) - 1)
         self._step = newest["step"]
-        record = {ours: newest.get(name) for name, ours in RECORDED.items()}
-        self._metrics.write({"step": int(self._step), **record, "time": time.time()})
+        record = {ours: newest.get(name) for name, ours in RECORDED_AS.items()}
+        self._metrics.write({**record, STEP: int(self._step), TIME: time.time()})
 
     def _watch(self) -> None:
         while True:
             try:
                 self.keep(self._scrape(self._hosts))
-            except OSError as error:  # the disk is full: the next round may find room
-                logger.warning("What live hosts serve cannot be kept: %s", error)
+            except OSError as error:  # a full disk; the next round may have room
+                logger.warning("metrics of live hosts cannot be written: %s", error)
             if self._ended.wait(self._every_s):
                 return

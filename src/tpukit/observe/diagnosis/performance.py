@@ -11,14 +11,15 @@ from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Slice, detect_accelerators
 from ...hardware.mesh_sizes import fill_mesh
 from ...job.job import Job
+from ...job.model_source import mean_of_first_output
 from ...job.step import build_step
-from ...job.torch_source import mean_of_first_output
-from ...models.loss.loss import LossFunction, default_loss
+from ...models.loss import LossFunction, default_loss
 from ...models.transformer.config import TransformerConfig
+from ...plain_data import JsonMapping, JsonObject
 from ...step.workload import Workload
-from .evidence import Evidence
-from .input_rate import InputRate, measure_input
-from .issues import (
+from .evidence import STEPS, Evidence, InputRate, measure_input, time_steps
+from .result import (
+    PerformanceDiagnosis,
     PerformanceIssue,
     bottleneck_issues,
     compile_issues,
@@ -26,11 +27,9 @@ from .issues import (
     memory_issues,
     target_issues,
 )
-from .result import PerformanceDiagnosis
-from .step_timing import STEPS, time_steps
 
 NO_TARGETS = (
-    "nothing says what the model's loss is, so the mean of its first output stands for it; pass "
+    "the model has no known loss, so the mean of its first output is used; pass "
     "loss=…, or targets with the inputs."
 )
 
@@ -46,39 +45,40 @@ def diagnose_performance(
     steps: int = STEPS,
     batch_size: int | None = None,
     sequence_length: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
     timeout_s: float = 1800.0,
     **workload: Any,
 ) -> PerformanceDiagnosis:
-    """Say why a training step takes its time, and what to do about it.
+    """Find what bounds a training step, and what to do about it.
 
-    With a slice, the step is compiled for it offline and its timeline says where the time goes
-    (origin `model`). Without one, or on a TPU, a few steps are run and timed (origin `measured`).
+    With a slice, the step is compiled for it offline and its predicted timeline shows where the
+    time goes (origin `model`). Without a slice, or on a TPU, a few steps are run and timed (origin
+    `measured`).
 
     Args:
         model: A `Job`, a `Workload`, or a model of any framework with an adapter; then the batch
             comes from `batch_size` and `sequence_length`, or from the data loader's first batch.
-        dataloader: Yields batches: dicts, (inputs, targets), or plain arrays, which are inputs
-            (of token numbers also the targets). Its own rate is measured for a few seconds.
-        target_tflops: What is hoped for, over all devices.
-        on: The slice to look at, which nobody needs to have rented.
+        dataloader: Yields batches: dicts, (inputs, targets), or plain arrays, which are inputs (of
+            token numbers also the targets). Its own rate is measured for a few seconds.
+        target_tflops: The desired TFLOP/s over all devices.
+        on: The slice to compile for; no such slice is needed.
         mesh: Sizes by axis name; by default all devices on the one axis "fsdp".
         measure: Whether to run steps; by default where no slice is named, and on a TPU.
         steps: Steps to time; the median counts.
-        batch_size: For a model that is no workload.
-        sequence_length: The same.
+        batch_size: Of a model that is no `Workload`.
+        sequence_length: Of a model that is no `Workload`.
         options: Compiler options of the offline compile.
-        timeout_s: For the offline compile.
+        timeout_s: Seconds for the offline compile.
         **workload: Further keys of a `Job` (remat, train, …) or arguments of `Workload` (loss, …).
 
     Raises:
-        TPUModelError: There is no telling what the batch looks like.
-        TPUValidationError: Neither a slice nor a measurement was asked for.
+        TPUModelError: The shapes of a batch are not known.
+        TPUValidationError: Neither a slice is named nor may steps be run.
         XLACompilationError: The offline compiler refused the step or crashed.
     """
     if on is None and measure is False:
         raise TPUValidationError(
-            "there is nothing to look at: name a slice to compile for, or leave out measure=False."
+            "there is nothing to diagnose: name a slice to compile for, or leave out measure=False."
         )
     rate = None if dataloader is None else measure_input(dataloader)
     shape = {"batch_size": batch_size, "sequence_length": sequence_length}
@@ -116,11 +116,11 @@ def diagnose_performance(
 
 
 class _StandInLoss:
-    """The usual loss where the outputs have one, else their mean; it knows which it was."""
+    """The default loss where the outputs have one, else their mean; `used` is then true."""
 
     used = False
 
-    def __call__(self, outputs: Any, batch: Mapping[str, Any]) -> Any:
+    def __call__(self, outputs: Any, batch: JsonMapping) -> Any:
         try:
             return default_loss(outputs, batch)
         except TPUModelError:
@@ -131,7 +131,7 @@ class _StandInLoss:
 def _issues(
     evidence: Evidence, rate: InputRate | None, target_tflops: float | None
 ) -> Iterator[PerformanceIssue]:
-    """Every issue there is evidence for."""
+    """Yield every issue that the evidence shows."""
     step, predicted = evidence.step_time_s, evidence.predicted_step_s.value
     shares = evidence.bottlenecks
     yield from target_issues(evidence.achieved_tflops, target_tflops, evidence.peak_tflops)
@@ -145,9 +145,9 @@ def _issues(
 
 
 def _workload(
-    model: object, rate: InputRate | None, options: Mapping[str, Any], stand_in: LossFunction
+    model: object, rate: InputRate | None, options: JsonMapping, stand_in: LossFunction
 ) -> Workload:
-    """Build the step; the batch's shapes are those given, else those of the loader's first."""
+    """Build the step with the given batch shapes, else with those of the loader's first batch."""
     if isinstance(model, Job):
         return build_step(model.replace(options)).work
     sized = "batch" in options or {"batch_size", "sequence_length"} <= set(options)
@@ -171,7 +171,7 @@ def _workload(
     first = next(iter(shapes.values()))
     tokens = first.ndim == 2 and jax.numpy.issubdtype(first.dtype, jax.numpy.integer)
     length = first.shape[1] if tokens else None
-    found: dict[str, Any] = {"batch": shapes, "sequence_length": length}
+    arguments: JsonObject = {"batch": shapes, "sequence_length": length}
     if not isinstance(model, str | TransformerConfig):  # which have a loss of their own
-        found["loss"] = stand_in
-    return build_step(Job.of(model, **{**found, **options})).work
+        arguments["loss"] = stand_in
+    return build_step(Job.of(model, **{**arguments, **options})).work

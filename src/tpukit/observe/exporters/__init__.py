@@ -1,1 +1,1 @@
-"""Where readings go: Prometheus, Cloud Monitoring, a file beside the run, TensorBoard."""
+"""Exporters of readings: Prometheus, Cloud Monitoring, a file beside the run, TensorBoard."""

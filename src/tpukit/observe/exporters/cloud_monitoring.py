@@ -1,4 +1,4 @@
-"""Readings as time series of Cloud Monitoring, through Google's own client."""
+"""Readings as time series in Cloud Monitoring, written by Google's client."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,8 +10,7 @@ from ..readings import METRICS, Reading, Sample
 
 ENDPOINT = "https://monitoring.googleapis.com"
 TYPE_PREFIX = "custom.googleapis.com/tpukit/"
-# Limits of timeSeries.create: this many series a call with one point each, and a point of a series
-# no sooner than this after the one before it.
+# Limits of timeSeries.create: series per call, and seconds between two points of a series.
 MOST_SERIES, LEAST_PERIOD_S = 200, 5.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TIMEOUT_S = 10.0
@@ -21,13 +20,13 @@ class CloudMonitoringExporter:
     """Writes `custom.googleapis.com/tpukit/<metric>` gauges on a `generic_task` resource.
 
     Args:
-        project: Whose metrics they are; by default the one that the credentials name.
-        endpoint: Whom to send them to. One on this machine is spoken to without encryption.
-        location: Zone or region that the resource is said to be in.
-        job: What the resource is called, such as the run's name.
-        every_s: Seconds between two writes; readings in between are left out.
+        project: The Google Cloud project; the credentials' project by default.
+        endpoint: Address of the service. An address on this machine is used without encryption.
+        location: The resource's zone or region.
+        job: The resource's job label, such as the run's name.
+        every_s: Seconds between two writes; readings in between are not written.
         credentials_file: A service account's key; the environment's by default.
-        clock: Seconds that only go forward.
+        clock: A monotonic clock in seconds.
 
     Raises:
         MissingExtraError: google-cloud-monitoring is not installed.
@@ -56,14 +55,14 @@ class CloudMonitoringExporter:
         self._client, named = _connect(endpoint, credentials_file)
         self.project = project or named
         if not self.project:
-            raise ConfigError("Say which Google Cloud project the metrics are of: project=….")
+            raise ConfigError("No Google Cloud project is known; give project=….")
         self._location, self._job = location, job
         self._every_s, self._clock = every_s, clock
         self._written_at: float | None = None
         self._newest: dict[tuple[object, ...], int] = {}
 
     def export(self, readings: Sequence[Reading]) -> None:
-        """Write the readings, if it is time.
+        """Write the readings if `every_s` has passed.
 
         Raises:
             ProviderError: The service refused, or could not be reached.
@@ -75,7 +74,7 @@ class CloudMonitoringExporter:
         self.write(readings)
 
     def write(self, readings: Sequence[Reading]) -> int:
-        """Write the readings now; return how many series they were.
+        """Write the readings now; return the number of time series.
 
         Raises:
             ProviderError: The service refused, or could not be reached.
@@ -92,7 +91,7 @@ class CloudMonitoringExporter:
                 )
             except GoogleAPIError as error:
                 message = getattr(error, "message", None) or str(error)
-                raise ProviderError(f"Cloud Monitoring took no metrics: {message}") from error
+                raise ProviderError(f"Cloud Monitoring refused the metrics: {message}") from error
         return len(series)
 
     def close(self) -> None:
@@ -107,8 +106,8 @@ class CloudMonitoringExporter:
             interval = {"end_time": {"seconds": seconds}}
             for sample in reading.samples:
                 labels = _labels(sample)
-                # A series takes newer points only, one a call: two sources may know the same
-                # metric, and a trainer's step may still be the one of the last write.
+                # A series accepts only newer points, one per call. Two sources may have the same
+                # metric, and the trainer's newest step may already be written.
                 key = (sample.metric, reading.host, reading.process, *sorted(labels.items()))
                 if self._newest.get(key, -1) >= seconds:
                     continue
@@ -143,7 +142,7 @@ def _labels(sample: Sample) -> dict[str, str]:
 
 
 def _connect(endpoint: str, credentials_file: str | None) -> tuple[Any, str | None]:
-    """Return a client and the project that its credentials name."""
+    """Return a client and its credentials' project."""
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import monitoring_v3

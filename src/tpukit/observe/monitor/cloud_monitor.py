@@ -5,25 +5,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ...errors import ConfigError, ProviderError
 from ...job.sections import PROVIDER_VARIABLE
 from ...runtime.calls import either_way
 from ..exporters.cloud_monitoring import ENDPOINT, CloudMonitoringExporter
-from ..sources.protocol import Source
+from ..readings import Source
 from .collector import MetricsCollector
 from .current import CurrentMetrics
-from .monitor import TPUMonitor
+from .monitor import Startable, TPUMonitor
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TpuMonitor:
-    """Collects metrics when asked, or at even intervals, for Cloud Monitoring.
+class TpuMonitor(Startable):
+    """Collects metrics on request or at even intervals, for Cloud Monitoring.
 
     ```python
     monitor = TpuMonitor().with_collection_interval(30).with_project("p").build()
@@ -36,12 +36,12 @@ class TpuMonitor:
 
     Attributes:
         collection_interval: Seconds, or a timedelta, between two reports while it runs.
-        metrics_endpoint: Whom to report to.
-        project: Whose metrics they are; by default the one that the credentials name.
-        location: Zone or region that they are filed under.
+        metrics_endpoint: Address of the service.
+        project: The Google Cloud project; the credentials' project by default.
+        location: The zone or region of the metrics.
         credentials_file: A service account's key; the environment's by default.
         run_dir: The run to read; the newest under runs/ by default.
-        sources: What to read instead of what suits this machine.
+        sources: Sources to read instead of this machine's own.
     """
 
     collection_interval: float | timedelta = 30.0
@@ -51,42 +51,34 @@ class TpuMonitor:
     credentials_file: str | None = None
     run_dir: str | Path | None = None
     sources: Sequence[Source] | None = field(default=None, repr=False)
-    # What is open: made when it is first needed, so that collecting needs no credentials.
-    _collectors: list[MetricsCollector] = field(
-        default_factory=list[MetricsCollector], repr=False, init=False
-    )
-    _exporters: list[CloudMonitoringExporter] = field(
-        default_factory=list[CloudMonitoringExporter], repr=False, init=False
-    )
-    _running: list[TPUMonitor] = field(default_factory=list[TPUMonitor], repr=False, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
             raise ConfigError(
-                f"collection_interval is {self.collection_interval}; it must be some seconds, for "
-                "example 30 or timedelta(minutes=1)."
+                f"collection_interval is {self.collection_interval}; it must be a positive "
+                "number of seconds, for example 30 or timedelta(minutes=1)."
             )
 
     # --- step by step ----------------------------------------------------------------------
 
     def with_collection_interval(self, interval: float | timedelta) -> Self:
-        """Report this often."""
+        """Return a copy that reports at this interval."""
         return replace(self, collection_interval=interval)
 
     def with_metrics_endpoint(self, endpoint: str) -> Self:
-        """Report to this address."""
+        """Return a copy that reports to this address."""
         return replace(self, metrics_endpoint=endpoint)
 
     def with_project(self, project: str) -> Self:
-        """Report to this project."""
+        """Return a copy that reports to this project."""
         return replace(self, project=project)
 
     def with_run_dir(self, run_dir: str | Path) -> Self:
-        """Read this run."""
+        """Return a copy that reads this run."""
         return replace(self, run_dir=run_dir)
 
     def build(self) -> Self:
-        """Return the monitor; everything was checked as it was given."""
+        """Return the monitor; each setting was checked when it was given."""
         return self
 
     @property
@@ -99,16 +91,16 @@ class TpuMonitor:
 
     @either_way
     def collect_metrics(self) -> CurrentMetrics:
-        """Read everything now."""
+        """Read all sources now."""
         collector = self._collector
         return collector.summarize(collector.collect())
 
     @either_way
     def report_to_cloud_monitoring(self, metrics: CurrentMetrics) -> int:
-        """Write metrics to Cloud Monitoring; return how many time series that were.
+        """Write metrics to Cloud Monitoring; return the number of time series.
 
-        Where TPUKIT_PROVIDER=local says that the job runs on this machine, and there are no
-        credentials, nothing is written: the result is 0, and a warning gives the reason.
+        With TPUKIT_PROVIDER=local (the job runs on this machine) and without credentials, nothing
+        is written: the result is 0, and a warning gives the reason.
 
         Raises:
             ProviderError: There are no credentials, or the service refused.
@@ -127,53 +119,36 @@ class TpuMonitor:
 
     def start(self) -> Self:
         """Collect and report at every interval, in a thread of its own."""
-        if not self._running:
-            monitor = TPUMonitor(
-                self.seconds,
-                run_dir=self.run_dir,
-                sources=self.sources,
-                exporters=[self._exporter],
-            )
-            self._running.append(monitor.start())
+        self._monitor.start()
         return self
 
     def stop(self) -> None:
-        """Collect no more, and close connections."""
-        while self._running:
-            self._running.pop().stop()
-            self._exporters.clear()
-        while self._exporters:
-            self._exporters.pop().close()
-        while self._collectors:
-            self._collectors.pop().close()
+        """Stop collecting, and close connections."""
+        if monitor := vars(self).pop("_monitor", None):
+            monitor.stop()
+            vars(self).pop("_exporter", None)  # the monitor has closed it
+        for name in ("_exporter", "_collector"):
+            if opened := vars(self).pop(name, None):
+                opened.close()
 
-    def __enter__(self) -> Self:
-        return self.start()
+    # Made when first needed, so that collecting needs no credentials.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+    @cached_property
+    def _monitor(self) -> TPUMonitor:
+        return TPUMonitor(
+            self.seconds, run_dir=self.run_dir, sources=self.sources, exporters=[self._exporter]
+        )
 
-    @property
+    @cached_property
     def _collector(self) -> MetricsCollector:
-        if not self._collectors:
-            self._collectors.append(MetricsCollector(self.sources, run_dir=self.run_dir))
-        return self._collectors[0]
+        return MetricsCollector(self.sources, run_dir=self.run_dir)
 
-    @property
+    @cached_property
     def _exporter(self) -> CloudMonitoringExporter:
-        if not self._exporters:
-            self._exporters.append(
-                CloudMonitoringExporter(
-                    self.project,
-                    endpoint=self.metrics_endpoint,
-                    location=self.location,
-                    every_s=max(self.seconds, 5.0),
-                    credentials_file=self.credentials_file,
-                )
-            )
-        return self._exporters[0]
+        return CloudMonitoringExporter(
+            self.project,
+            endpoint=self.metrics_endpoint,
+            location=self.location,
+            every_s=max(self.seconds, 5.0),
+            credentials_file=self.credentials_file,
+        )

@@ -6,33 +6,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...hardware.detect import Accelerators, detect_accelerators
-from ..readings import METRICS, Reading, ReadingBuilder
-from ..sources.host import HostSource
-from ..sources.jax_memory import JaxSource
+from ..readings import METRICS, Reading, ReadingBuilder, Source
 from ..sources.libtpu_grpc import LibtpuSource
 from ..sources.libtpu_sdk import LibtpuSdkSource
-from ..sources.nvml import NvmlSource
-from ..sources.overhead import OverheadSource
-from ..sources.protocol import Source
-from ..sources.scraped import PrometheusSource
-from ..sources.trainer import TrainerSource
+from ..sources.machine import HostSource, JaxSource, NvmlSource
+from ..sources.prometheus import PrometheusSource
+from ..sources.training import OverheadSource, TrainerSource
 from .current import CurrentMetrics, summarize
 
 logger = logging.getLogger(__name__)
-# As tpu-info reads them: set by whoever has Orbax or Grain serve its metrics.
+# As in tpu-info: set where Orbax or Grain serves its metrics.
 SERVED_PORTS = ("ORBAX_PROMETHEUS_PORT", "PYGRAIN_PROMETHEUS_PORT")
 NO_POWER = "TPUs publish no power consumption"
 NO_CHIPS = "this machine has no TPU and no GPU"
 
 
 class MetricsCollector:
-    """Reads all sources, one after the other; whatever one of them raises stays there.
+    """Reads all sources one after the other; an error of one source does not affect the others.
 
     Args:
-        sources: What to read, the surest first; by default what suits this machine.
+        sources: Sources to read, the most reliable first; this machine's own by default.
         run_dir: The run whose records are read; by default the newest under runs/.
         process: Index of the process of the run.
-        here: What this machine has; detected by default.
+        here: This machine's accelerators; detected by default.
     """
 
     def __init__(
@@ -43,27 +39,29 @@ class MetricsCollector:
         process: int = 0,
         here: Accelerators | None = None,
     ) -> None:
-        found = here or detect_accelerators()
+        accelerators = here or detect_accelerators()
         self.sources: tuple[Source, ...] = (
-            default_sources(found, run_dir=run_dir, process=process)
+            default_sources(accelerators, run_dir=run_dir, process=process)
             if sources is None
             else tuple(sources)
         )
-        self._absent = _absent(found) if sources is None else {}
+        self._absent = _absent(accelerators) if sources is None else {}
         self._process = process
         self._failed: set[str] = set()
 
     def add(self, source: Source) -> None:
-        """Read this one too, as the surest of all."""
+        """Read this source too, as the most reliable one."""
         self.sources = (source, *self.sources)
 
     def collect(self) -> list[Reading]:
-        """Return one reading a source, now."""
+        """Read every source now."""
         return [self._read(source) for source in self.sources]
 
     def summarize(self, readings: Sequence[Reading]) -> CurrentMetrics:
-        """Make one mapping of a round of readings."""
-        reason = "no source here measures it" if readings else "no reading has been taken yet"
+        """Return a round of readings as one mapping."""
+        reason = (
+            "no source on this machine measures it" if readings else "no reading has been taken yet"
+        )
         return summarize(readings, absent=self._absent, reason=reason)
 
     def close(self) -> None:
@@ -78,7 +76,9 @@ class MetricsCollector:
             reason = f"its source failed: {type(error).__name__}: {error}"
             if source.name not in self._failed:
                 self._failed.add(source.name)
-                logger.warning("the source %s failed and is asked again: %s", source.name, error)
+                logger.warning(
+                    "the source %s failed and will be read again: %s", source.name, error
+                )
             return ReadingBuilder(source.name, [source.name], process=self._process).build(
                 otherwise=reason
             )
@@ -89,7 +89,7 @@ class MetricsCollector:
 def default_sources(
     here: Accelerators, *, run_dir: str | Path | None = None, process: int = 0
 ) -> tuple[Source, ...]:
-    """Return the sources that can know something on this machine, the surest first.
+    """Return the sources that have metrics on this machine, the most reliable first.
 
     jax's own count of memory comes before NVML's: jax takes most of a GPU's memory at its start,
     and NVML counts all of that as used.
@@ -112,12 +112,12 @@ def default_sources(
 
 
 def _absent(here: Accelerators) -> Mapping[str, str]:
-    """Why metrics of chips have no source on a machine of this kind."""
+    """Return why chip metrics have no source on a machine of this kind, by metric."""
     if here.kind == "tpu":
         return {"power_watts": NO_POWER, "temperature_celsius": "TPUs publish no temperature"}
     if here.kind == "gpu":
         return {
-            name: "libtpu alone tells it, and this machine has GPUs"
+            name: "only libtpu reports it, and this machine has GPUs"
             for name, metric in METRICS.items()
             if metric.libtpu_name
         }

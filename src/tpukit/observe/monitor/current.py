@@ -8,6 +8,8 @@ from typing import Any
 
 from ...errors import did_you_mean
 from ...hardware.missing import Measured, Missing, plain
+from ...plain_data import JsonObject
+from ...records.names import INPUT_STALL, STEP_TIME, TOKENS_RATE
 from ...shown import Shown
 from ..readings import METRICS, Reading, Sample
 
@@ -17,12 +19,12 @@ GB = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class MetricKey:
-    """How one key follows from a metric of the glossary.
+    """How a key is computed from a metric of the glossary.
 
     Attributes:
-        metric: Which.
-        combine: What the numbers of several chips make together.
-        scale: What the result is multiplied with, for another unit.
+        metric: The metric's name.
+        combine: Combines the numbers of several chips.
+        scale: Factor to the key's unit.
     """
 
     metric: str
@@ -30,7 +32,7 @@ class MetricKey:
     scale: float = 1.0
 
 
-# Of several chips: shares are averaged, memory and warnings are those of the worst, power adds up.
+# Over several chips, shares are averaged, memory and warnings are the worst, power is added up.
 KEYS: dict[str, MetricKey] = {
     "utilization": MetricKey("duty_cycle"),
     "duty_cycle": MetricKey("duty_cycle"),
@@ -44,10 +46,10 @@ KEYS: dict[str, MetricKey] = {
     "computation_efficiency": MetricKey("mfu"),
     "communication_overhead": MetricKey("communication_overhead"),
     "step": MetricKey("step"),
-    "step_time_s": MetricKey("step_time_seconds"),
-    "input_stall_s": MetricKey("input_stall_seconds"),
+    STEP_TIME: MetricKey("step_time_seconds"),
+    INPUT_STALL: MetricKey("input_stall_seconds"),
     "loss": MetricKey("loss"),
-    "tokens_per_s_per_chip": MetricKey("tokens_per_second_per_chip"),
+    TOKENS_RATE: MetricKey("tokens_per_second_per_chip"),
     "samples_per_s": MetricKey("samples_per_second"),
     "power_watts": MetricKey("power_watts", sum),
     "temperature_celsius": MetricKey("temperature_celsius", max),
@@ -67,18 +69,18 @@ NOT_YET = "no reading has been taken yet"
 
 @dataclass(frozen=True, eq=False)
 class CurrentMetrics(Shown, Mapping[str, Measured]):
-    """What is known now; read it like a dictionary, or by attribute.
+    """The current metrics, read like a dictionary or by attribute.
 
-    Every key is always there: a figure that is missing formats as a dash under any format spec and
-    says why in `.reason`. Sizes are in GB of 10^9 bytes; shares are 0 to 1. `utilization` is the
+    Every key is always present. A missing figure formats as a dash under any format spec and has
+    its reason in `.reason`. Sizes are in GB of 10^9 bytes; shares are 0 to 1. `utilization` is the
     share of time in which the chips were busy (duty cycle), the mean over the chips of this host;
-    `mfu` says how well they were used. Memory is that of the fullest chip.
+    `mfu` is how well they were used. Memory is that of the fullest chip.
 
     Attributes:
         figures: The mapping itself.
-        origins: Which source each figure is from.
+        origins: The source of each figure.
         time: Unix seconds.
-        readings: What they were made of: each source's own numbers, chip by chip.
+        readings: The readings behind the figures, with each source's numbers per chip.
     """
 
     figures: Mapping[str, Measured]
@@ -90,11 +92,12 @@ class CurrentMetrics(Shown, Mapping[str, Measured]):
         return self.figures[name]
 
     def __getattr__(self, name: str) -> Measured:
-        # Only asked for what is no attribute; a copy in the making has no figures yet.
+        # Called only for names that are no attribute. An object that is being copied has no figures
+        # yet.
         figures: Mapping[str, Measured] = self.__dict__.get("figures", {})
         if name not in figures:
             raise AttributeError(
-                f"there is no metric {name!r}; {', '.join(figures)} are there."
+                f"there is no metric {name!r}; {', '.join(figures)} are available."
                 + did_you_mean(name, figures)
             )
         return figures[name]
@@ -112,13 +115,13 @@ class CurrentMetrics(Shown, Mapping[str, Measured]):
             name: value.reason for name, value in self.figures.items() if isinstance(value, Missing)
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: numbers, null where one is missing, and the reasons."""
+    def to_dict(self) -> JsonObject:
+        """Return plain data: numbers, null for missing ones, and the reasons."""
         numbers = {name: plain(value) for name, value in self.figures.items()}
         return {"time": self.time, **numbers, "missing": self.missing, "origins": {**self.origins}}
 
     def __rich__(self) -> Any:
-        """A table: figure, value, and its source or why it is missing."""
+        """Return a table: figure, value, and its source or why it is missing."""
         from rich.table import Table
 
         table = Table("figure", "value", "source", box=None)
@@ -131,12 +134,12 @@ class CurrentMetrics(Shown, Mapping[str, Measured]):
 def summarize(
     readings: Iterable[Reading], *, absent: Mapping[str, str] | None = None, reason: str = NOT_YET
 ) -> CurrentMetrics:
-    """Make one mapping of the readings of a host; where two know a metric, the first counts.
+    """Return the readings of a host as one mapping; the first reading with a metric counts.
 
     Args:
-        readings: One a source, the surest source first.
-        absent: Metrics that no source is there for, with the reason.
-        reason: For a metric that nobody said anything of.
+        readings: One per source, the most reliable source first.
+        absent: Metrics without any source, with the reason.
+        reason: For a metric that no reading mentions.
     """
     samples: dict[str, tuple[str, list[Sample]]] = {}
     reasons: dict[str, list[str]] = {}
@@ -147,29 +150,29 @@ def summarize(
         for sample in reading.samples:
             if sample.labels.get("quantile", MEDIAN) == MEDIAN:
                 own.setdefault(sample.metric, []).append(sample)
-        for metric, found in own.items():
-            samples.setdefault(metric, (reading.source, found))
+        for metric, chip_samples in own.items():
+            samples.setdefault(metric, (reading.source, chip_samples))
         for metric, why in reading.missing.items():
-            told = reasons.setdefault(metric, [])
-            if why not in told:
-                told.append(why)
+            listed = reasons.setdefault(metric, [])
+            if why not in listed:
+                listed.append(why)
     figures: dict[str, Measured] = {}
     origins: dict[str, str] = {}
     for name, key in _keys(samples):
         if key.metric in samples:
-            source, found = samples[key.metric]
-            figures[name] = key.combine([one.value for one in found]) * key.scale
-            origin = found[0].labels.get("origin")
+            source, chip_samples = samples[key.metric]
+            figures[name] = key.combine([sample.value for sample in chip_samples]) * key.scale
+            origin = chip_samples[0].labels.get("origin")
             origins[name] = f"{source} ({origin})" if origin else source
         else:
-            known = (absent or {}).get(key.metric)
-            said = reasons.get(key.metric) or [known or reason]
-            figures[name] = Missing("; ".join(said))
+            no_source = (absent or {}).get(key.metric)
+            why_missing = reasons.get(key.metric) or [no_source or reason]
+            figures[name] = Missing("; ".join(why_missing))
     return CurrentMetrics(figures, origins, newest or time.time(), taken)
 
 
 def _keys(samples: Mapping[str, object]) -> Iterator[tuple[str, MetricKey]]:
-    """Yield every key, and what Orbax and Grain named, under its own name."""
+    """Yield every key, and metrics of Orbax and Grain under their own names."""
     yield from KEYS.items()
     for metric in samples:
         if metric not in METRICS:

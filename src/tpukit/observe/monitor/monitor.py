@@ -1,39 +1,102 @@
-"""`TPUMonitor`: a thread that reads chips, host and run, alerts, and exports."""
+"""`TPUMonitor`: a thread that reads chips, host and run, and alerts and exports."""
 
+import logging
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import TPUValidationError, did_you_mean
-from ...runtime.measurements import publish, withdraw
+from ...plain_data import JsonMapping
+from ...records.hooks import RunEnd
+from ...records.metrics import publish, withdraw
 from ...shown import Shown
 from ..alerts import Action, Alert, AlertRule
-from ..alerts.book import AlertBook
+from ..alerts.actions import AlertBook
 from ..alerts.rule import COOL_DOWN_S, Condition
-from ..exporters.jsonl import JsonlExporter
+from ..exporters.files import JsonlExporter
 from ..exporters.prometheus import LOOPBACK, PORT, PrometheusExporter
-from ..exporters.protocol import Exporter
 from ..memory_watch import ticks
-from ..readings import Reading
-from ..readings.reading import HOST
-from ..sources.program import ProgramSource
-from ..sources.protocol import Source
+from ..readings import HOST, Exporter, Reading, Source
+from ..sources.training import ProgramSource
 from .collector import MetricsCollector
 from .current import KEYS, CurrentMetrics
-from .exporting import GuardedExporters
+
+if TYPE_CHECKING:
+    from ...job.sections import ObserveSettings
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedExporters:
+    """Passes each round to every exporter; one that fails does not stop the others."""
+
+    def __init__(self, exporters: Sequence[Exporter]) -> None:
+        self._exporters = list(exporters)
+        self._failing: dict[int, int] = {}
+
+    def export(self, readings: Sequence[Reading]) -> None:
+        """Export a round of readings; raises nothing."""
+        for exporter in self._exporters:
+            key = id(exporter)
+            try:
+                exporter.export(readings)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+                if key not in self._failing:
+                    logger.warning(
+                        "the %s exporter fails (%s); it is tried again with every round, and "
+                        "this is logged once",
+                        exporter.name,
+                        error,
+                    )
+                self._failing[key] = self._failing.get(key, 0) + 1
+            else:
+                lost = self._failing.pop(key, 0)
+                if lost:
+                    logger.warning(
+                        "the %s exporter works again; %d rounds of readings were lost",
+                        exporter.name,
+                        lost,
+                    )
+
+    def close(self) -> None:
+        """Close every exporter."""
+        for exporter in self._exporters:
+            try:
+                exporter.close()
+            except Exception as error:  # noqa: BLE001 - the others are to be closed too
+                logger.warning("the %s exporter could not be closed: %s", exporter.name, error)
+
 
 HISTORY_S = 3600.0
 STOP_WAIT_S = 5.0
 
 
-class TPUMonitor(Shown):
-    """Watches the chips and the run of this host; on a machine without chips, what there is.
+class Startable(ABC):
+    """A monitor that runs in the background: started and stopped by calls, or by `with`."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start it in a thread."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop it, and close what it opened."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class TPUMonitor(Startable, Shown):
+    """Watches the chips, the host and the run on this machine.
 
     ```python
     monitor = TPUMonitor(update_frequency_seconds=10, enable_prometheus=True)
@@ -44,22 +107,21 @@ class TPUMonitor(Shown):
             print(f"{monitor.get_current_metrics()['utilization']:.1%}")
     ```
 
-    Readings keep to a grid of a clock that does not jump. Whatever fails, a source, an exporter or
-    an alert's action, is logged and leaves the program alone.
+    Readings keep to a grid of a monotonic clock. A source, exporter or alert action that fails is
+    logged and does not affect the program.
 
     Args:
         update_frequency_seconds: Seconds from one round of readings to the next.
         enable_prometheus: Serve the newest readings for Prometheus while it runs.
-        prometheus_port: Where; 0 for any free port, `prometheus_url` then says which.
-        prometheus_address: Which interface; the default serves this machine alone.
-        run_dir: The run to read; readings are kept in it too, under hosts/. By default the newest
-            run under runs/ is read, and nothing is written.
-        sources: What to read instead of what suits this machine, the surest first.
-        exporters: Where readings go as well; they are closed at `stop`.
+        prometheus_port: Its port; 0 for any free port, which is then in `prometheus_url`.
+        prometheus_address: Its interface; the default serves this machine alone.
+        run_dir: The run to read, and to write readings to, under hosts/. By default the newest run
+            under runs/ is read, and nothing is written.
+        sources: Sources to read instead of this machine's own, the most reliable first.
+        exporters: Further exporters, which `stop` closes.
         process: Index of this process of the run.
-        duration_seconds: How long it reads, from the first reading to the last; None for as long as
-            it runs.
-        history_seconds: How long `get_history` remembers a round.
+        duration_seconds: Seconds from the first reading to the last; None for no end.
+        history_seconds: Seconds for which `get_history` keeps a round.
     """
 
     def __init__(
@@ -96,14 +158,14 @@ class TPUMonitor(Shown):
         self._newest = self._collector.summarize(())
         self._duration_s = math.inf if duration_seconds is None else duration_seconds
         self._history_s = history_seconds
-        self._history: deque[tuple[float, CurrentMetrics]] = deque()  # with when each was read
+        self._history: deque[tuple[float, CurrentMetrics]] = deque()  # with the time of each
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     # --- while it runs ---------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to read, in a thread of its own; does nothing if it already does.
+        """Start reading in a thread; does nothing while it runs.
 
         Raises:
             TPUValidationError: The port for Prometheus is taken.
@@ -117,7 +179,7 @@ class TPUMonitor(Shown):
             exporters.append(self._prometheus)
         self._exporters = GuardedExporters(exporters)
         self._ended = threading.Event()
-        # A daemon: a program that forgets to stop it, or dies, ends all the same.
+        # A daemon thread, so that a program that never calls `stop` can end.
         self._thread = threading.Thread(
             target=self._run, args=(self._ended,), name="tpukit monitor", daemon=True
         )
@@ -126,13 +188,13 @@ class TPUMonitor(Shown):
         return self
 
     def stop(self) -> None:
-        """Read no more, and let go of port, files and connections; may be called twice."""
+        """Stop reading, and close port, files and connections; may be called twice."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         withdraw(self.get_current_metrics)
         self._ended.set()
-        # The round that is being read is still exported, but not waited for for ever.
+        # A round that is being read is still exported, if it ends in time.
         thread.join(STOP_WAIT_S)
         exporters, self._exporters = self._exporters, GuardedExporters(())
         exporters.close()
@@ -142,35 +204,24 @@ class TPUMonitor(Shown):
 
     @property
     def is_running(self) -> bool:
-        """Whether it reads."""
+        """Whether the monitor is running."""
         return self._thread is not None
 
     @property
     def prometheus_url(self) -> str | None:
-        """Where Prometheus may scrape, while it may."""
+        """The address for Prometheus to scrape; None while it is not served."""
         return None if self._prometheus is None else self._prometheus.url
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    # --- what it knows ---------------------------------------------------------------------
+    # --- its metrics ---------------------------------------------------------------------
 
     def get_current_metrics(self) -> CurrentMetrics:
-        """Return the newest metrics at once; while it does not run, it reads them now."""
+        """Return the newest metrics; a monitor that is not running reads them now."""
         if not self.is_running:
             self._observe(self._collector.collect())
         return self._newest
 
     def get_history(self) -> list[CurrentMetrics]:
-        """Return the rounds of the last `history_seconds`, the oldest first."""
+        """Return the metrics of the last `history_seconds`, the oldest first."""
         return [metrics for _, metrics in tuple(self._history)]
 
     def record_step(
@@ -181,13 +232,14 @@ class TPUMonitor(Shown):
         flops: float | None = None,
         samples: float | None = None,
     ) -> None:
-        """Tell it that a step of your own loop has completed; `TPUTrainer`'s it reads itself.
+        """Record a completed step of your own loop; steps of `TPUTrainer` are read from its run.
 
         Args:
             step: Its number; counted by default.
-            loss: Of the step, as a number of the host: one on a device would be waited for.
-            flops: Of the model in this step, on all chips together, for `current_tflops`.
-            samples: Sequences in this step, on all chips together, for `samples_per_s`.
+            loss: Loss of the step as a host number; reading it from a device would wait for the
+                step.
+            flops: Model FLOPs of the step over all chips, for `current_tflops`.
+            samples: Sequences in the step over all chips, for `samples_per_s`.
         """
         if self._program is None:
             self._program = ProgramSource(process=self._process)
@@ -208,26 +260,26 @@ class TPUMonitor(Shown):
         cool_down_s: float = COOL_DOWN_S,
         name: str = "",
     ) -> AlertRule:
-        """Have something done when a metric is out of bounds.
+        """Add a rule whose action runs when a metric is out of bounds.
 
         Args:
             metric: A key of `get_current_metrics()`.
             condition: "<", "<=", ">" or ">=".
             threshold: In the metric's unit; shares are 0 to 1.
-            action: A function that takes the `Alert` or nothing, "log", a web address that it is
-                POSTed to as JSON, or a command as a list of arguments. It runs in a thread of its
-                own; one that fails or hangs hurts nobody. The default writes to the log.
-            for_s: How long the condition has to hold before it fires.
-            clear: Where a firing alert is over, if not at the threshold.
-            cool_down_s: From one notification to the next at least.
-            name: What the alert is called.
+            action: A function with the `Alert` or without arguments, "log", a web address that gets
+                the alert as JSON by POST, or a command as a list of arguments. It runs in a thread
+                of its own, where it may fail or hang. The default is "log".
+            for_s: Seconds for which the condition must hold before the alert fires.
+            clear: The value that ends a firing alert; the threshold by default.
+            cool_down_s: The least seconds between two notifications.
+            name: The alert's name.
 
         Raises:
-            TPUValidationError: The metric, the condition or the action is none.
+            TPUValidationError: The metric, condition or action is not valid.
         """
         if metric not in KEYS and not metric.startswith(("jax_", "grain_")):
             raise TPUValidationError(
-                f"there is no metric {metric!r}; {', '.join(KEYS)} are there."
+                f"there is no metric {metric!r}; {', '.join(KEYS)} are available."
                 + did_you_mean(metric, KEYS)
             )
         rule = AlertRule(
@@ -243,7 +295,7 @@ class TPUMonitor(Shown):
         return rule
 
     def get_alerts(self) -> list[AlertRule]:
-        """Return the rules that fire now."""
+        """Return the rules that are firing."""
         return self._alerts.firing
 
     # --- the thread ------------------------------------------------------------------------
@@ -265,3 +317,52 @@ class TPUMonitor(Shown):
 
     def __rich__(self) -> Any:
         return self._newest.__rich__()
+
+
+class MonitorHook:
+    """Writes readings of each host's chips to the run's folder while it trains, under hosts/.
+
+    ```python
+    TPUTrainer(model="llama3.2-1b", hooks=[MonitorHook()]).train(data, 1000)
+    ```
+
+    Args:
+        update_frequency_seconds: Seconds from one round of readings to the next.
+        **settings: Further arguments of `TPUMonitor`.
+
+    Attributes:
+        monitor: The monitor, while the run trains.
+    """
+
+    on_every_process = True
+
+    def __init__(self, update_frequency_seconds: float = 1.0, **settings: Any) -> None:
+        self._every_s, self._settings = update_frequency_seconds, settings
+        self.monitor: TPUMonitor | None = None
+
+    @classmethod
+    def as_set(cls, section: "ObserveSettings", **settings: Any) -> Self:
+        """Build the hook from the `observe:` section of a job."""
+        return cls(
+            section.monitoring_interval_seconds,
+            duration_seconds=section.monitoring_duration_seconds,
+            history_seconds=section.allocation_history_retention_seconds,
+            **settings,
+        )
+
+    def on_start(self, run_dir: Path, identity: JsonMapping) -> None:
+        """Start the monitor."""
+        import jax
+
+        self.monitor = TPUMonitor(
+            self._every_s, run_dir=run_dir, process=jax.process_index(), **self._settings
+        ).start()
+
+    def on_record(self, record: JsonMapping) -> None:
+        """Do nothing: the monitor reads the records itself."""
+
+    def on_end(self, result: RunEnd | None) -> None:
+        """Stop the monitor."""
+        if self.monitor is not None:
+            self.monitor.stop()
+            self.monitor = None

@@ -1,1 +1,1 @@
-"""Profiles: recording them, reading what they hold, and saying what bounds the program."""
+"""Profiles: recording, reading, and what bounds a program."""

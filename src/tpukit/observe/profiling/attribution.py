@@ -1,16 +1,16 @@
-"""Where each moment of each device went: every nanosecond of the window has exactly one kind.
+"""Attribute the time of each device: every nanosecond of the window gets exactly one kind.
 
 On one device several things happen at once: ops on several streams, copies beside them, the host
-behind them. At each moment the first of these that holds names it:
+behind them. The first of these conditions that holds at a moment determines its kind:
 
 1. an op that computes or moves memory runs (several at once share the moment);
-2. a collective runs: it is *exposed*, nothing hides it;
+2. a collective runs that nothing hides (it is *exposed*);
 3. the device exchanges something with the host: a copy, an infeed, a callback;
-4. a program is under way and none of its ops runs: starting ops costs that;
-5. the host compiles: the moment is left out, a warm program does not compile;
+4. a program is running and none of its ops is: the cost of starting ops; 5. the host compiles: the
+moment is excluded, because a warm program does not compile;
 6. the host copies from or to the device;
 7. the host launches a program;
-8. nothing: the device waits for the host's next batch.
+8. none of them: the device waits for the host's next batch.
 
 1 counts as compute or memory, 2 as communication, 3, 6 and 8 as input, 4 and 7 as overhead.
 """
@@ -19,11 +19,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .judging import COMMUNICATION, COMPUTE, INPUT, KINDS, MEMORY, OVERHEAD, Judged, judge
+from .judging import (
+    COMMUNICATION,
+    COMPUTE,
+    INPUT,
+    KINDS,
+    MEMORY,
+    OVERHEAD,
+    Judged,
+    Roof,
+    judge,
+    roof_of,
+)
 from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
-from .roofs import Roof, roof_of
 
-# Slots of the sweep; the lowest that is occupied names the moment.
+# Slots of the sweep; the lowest occupied slot determines the kind of a moment.
 _COMPUTES, _MOVES, _EXCHANGES, _COPIES_BESIDE, _HOSTED, _UNDER_WAY = range(6)
 _COMPILES, _TRANSFERS, _LAUNCHES = range(6, 9)
 _SLOTS = 9
@@ -43,9 +53,9 @@ class OpTotal:
     """All runs of one op in the window, over all devices of a recording.
 
     Attributes:
-        name: The HLO instruction, or the kernel where it belongs to none.
-        seconds: Of all runs together, hidden or not.
-        times: How many runs there were.
+        name: The HLO instruction, or a kernel without one.
+        seconds: Of all runs, hidden or not.
+        times: Number of runs.
     """
 
     name: str
@@ -67,13 +77,13 @@ class OpTotal:
 
 @dataclass
 class DeviceTime:
-    """Where the time of one device went.
+    """The time of one device by kind.
 
     Attributes:
         seconds: By kind; they add up to the window less `compile_s`.
         compile_s: Time in which the host compiled and the device did nothing.
         copy_s: The part of input in which something was copied from or to the host.
-        waits: Stretches in which nothing happened that the profile shows.
+        waits: Intervals in which the profile shows no activity.
     """
 
     name: str
@@ -96,7 +106,7 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class HostTimes:
-    """One host of a recording: where its devices' time went, and by which ops."""
+    """One host of a recording: its devices' time by kind and by op."""
 
     host: HostRecording
     devices: tuple[DeviceTime, ...]
@@ -105,7 +115,7 @@ class HostTimes:
 
 
 def attribute(recording: Recording) -> list[HostTimes]:
-    """Attribute the window of every device of a recording."""
+    """Attribute the time of every device of a recording."""
     kind = recording.device_kind
     return [_attribute_host(host, kind) for host in recording.hosts]
 
@@ -136,7 +146,7 @@ def _add_up(
 ) -> None:
     for op, verdict in judged:
         span = _clipped(op.start, op.end, window)
-        # What runs beside the core is waited for by an op of the core, if at all.
+        # An asynchronous op costs time only where an op of the core waits for it.
         if span is None or verdict.is_control or op.is_async:
             continue
         name = verdict.facts.name if verdict.facts else op.own_name
@@ -149,29 +159,29 @@ def _add_up(
 def _sweep(
     track: DeviceTrack, judged: Iterable[tuple[OpEvent, Judged]], host: HostRecording
 ) -> DeviceTime:
-    """Walk over every moment at which anything begins or ends."""
+    """Visit every moment at which an event begins or ends, in order."""
     changes: defaultdict[float, list[tuple[int, int]]] = defaultdict(list)
     for slot, start, end in _occupied(track, judged, host):
         span = _clipped(start, end, host.window)
         if span is not None:
             changes[span[0]].append((slot, 1))
             changes[span[1]].append((slot, -1))
-    found = DeviceTime(track.name, host.window)
+    spent = DeviceTime(track.name, host.window)
     counts = [0] * _SLOTS
     before, after = host.window
     for moment in sorted(changes):
-        _charge(found, counts, before, moment)
+        _charge(spent, counts, before, moment)
         for slot, step in changes[moment]:
             counts[slot] += step
         before = moment
-    _charge(found, counts, before, after)
-    return found
+    _charge(spent, counts, before, after)
+    return spent
 
 
 def _occupied(
     track: DeviceTrack, judged: Iterable[tuple[OpEvent, Judged]], host: HostRecording
 ) -> Iterator[tuple[int, float, float]]:
-    """Which slot is taken from when to when."""
+    """Yield slot, start and end of every event."""
     for op, verdict in judged:
         slot = _SLOT_OF.get(verdict.kind, _UNDER_WAY)
         if op.is_async and slot in (_COMPUTES, _MOVES):
@@ -188,24 +198,24 @@ def _occupied(
             yield slot, event.start, event.end
 
 
-def _charge(found: DeviceTime, counts: list[int], start: float, end: float) -> None:
+def _charge(spent: DeviceTime, counts: list[int], start: float, end: float) -> None:
     seconds = (end - start) / 1e9
     if seconds <= 0:
         return
     working = counts[_COMPUTES] + counts[_MOVES]
     if working:
-        found.seconds[COMPUTE] += seconds * counts[_COMPUTES] / working
-        found.seconds[MEMORY] += seconds * counts[_MOVES] / working
+        spent.seconds[COMPUTE] += seconds * counts[_COMPUTES] / working
+        spent.seconds[MEMORY] += seconds * counts[_MOVES] / working
         return
     slot = next((slot for slot in range(_EXCHANGES, _SLOTS) if counts[slot]), None)
     if slot is None:
-        found.seconds[INPUT] += seconds
-        found.waits.append((start, end))
+        spent.seconds[INPUT] += seconds
+        spent.waits.append((start, end))
     elif slot == _COMPILES:
-        found.compile_s += seconds
+        spent.compile_s += seconds
     else:
-        found.seconds[_KIND_OF[slot]] += seconds
-        found.copy_s += seconds * (slot in (_HOSTED, _TRANSFERS))
+        spent.seconds[_KIND_OF[slot]] += seconds
+        spent.copy_s += seconds * (slot in (_HOSTED, _TRANSFERS))
 
 
 def _clipped(start: float, end: float, window: Interval) -> Interval | None:

@@ -1,10 +1,10 @@
-"""A predicted step beside a measured one, op by op, and what neither side found in the other.
+"""A predicted step beside a measured one, op by op, and the ops without a partner.
 
 The same compiler gives an op the same name for the same program, so on the same hardware ops are
-matched by name. Another compiler fuses otherwise; there `op_name`, which jax writes into every op
-before any compiler sees it, says what belongs together; where compilers put the border between two
-fusions differently, the scope around both still does. What was predicted for one kind of device
-and measured on another is compared by shares only: seconds of a CPU say nothing of a TPU.
+matched by name. Another compiler fuses differently. There ops are matched by `op_name`, which jax
+writes into every op before compiling, and ops that are left by their scope, because two compilers
+may divide a layer into fusions differently. Steps of different kinds of devices are compared by
+shares only, because seconds on a CPU do not predict seconds on a TPU.
 """
 
 import re
@@ -14,28 +14,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...hardware.figure import seconds_text
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Facts, Shown
 from .analysis import OpShare
 from .steps import MeasuredStep, PredictedStep
 
 ROWS_SHOWN, NAME_SHOWN = 25, 60
 OTHER_DEVICE = "model against a measurement on another device"
 SAME_DEVICE = "model against a measurement on the same kind of device"
-# The outermost jits are called after whoever called them; what is inside is the user's.
+# The outermost jits are named after their caller, so that they differ between the two sides.
 _OUTER = re.compile(r"^(?:(?:p?jit\([^()]*\)|call_exported)/)+")
 
 
 @dataclass(frozen=True)
-class OpComparison:
-    """One op, or all ops of one origin, on both sides.
+class OpComparison(Facts):
+    """One op, or all ops with the same origin, on both sides.
 
     Attributes:
-        name: The instruction, or the origin in the user's program that several share.
+        name: The instruction, or the common origin in the user's program.
         matched_by: "name", "op_name" or "scope" (all of one layer, pass or loop together).
-        predicted_s: In one step on one device.
-        measured_s: The same.
-        predicted_share: Of all ops of its side.
-        measured_share: The same.
+        predicted_s: Predicted seconds in one step on one device.
+        measured_s: Measured seconds in one step on one device.
+        predicted_share: Share of all predicted ops.
+        measured_share: Share of all measured ops.
     """
 
     name: str
@@ -45,20 +46,16 @@ class OpComparison:
     predicted_share: float
     measured_share: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class StepComparison(Shown):
     """A predicted step beside a measured one.
 
     Attributes:
-        is_same_hardware: Whether seconds can be held against each other.
+        is_same_hardware: Whether seconds can be compared.
         ops: Matched ops, the largest difference first.
-        only_predicted: Ops without a partner, the heaviest first.
-        only_measured: The same of the other side.
+        only_predicted: Predicted ops without a partner, the heaviest first.
+        only_measured: Measured ops without a partner, the heaviest first.
     """
 
     predicted: PredictedStep
@@ -70,7 +67,7 @@ class StepComparison(Shown):
 
     @property
     def header(self) -> str:
-        """What is compared with what."""
+        """The two sides of the comparison."""
         words = SAME_DEVICE if self.is_same_hardware else OTHER_DEVICE
         return f"{words}: {self.predicted.where} against {self.measured.where}"
 
@@ -81,8 +78,8 @@ class StepComparison(Shown):
             return None
         return self.measured.step_time_s / self.predicted.step_time_s
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; seconds of both sides are in it whatever can be said of them."""
+    def to_dict(self) -> JsonObject:
+        """Return plain data, with the seconds of both sides even where they cannot be compared."""
         return {
             "header": self.header,
             "is_same_hardware": self.is_same_hardware,
@@ -104,7 +101,7 @@ class StepComparison(Shown):
         }
 
     def __rich__(self) -> Any:
-        """The header, the matched ops, and the rest with its totals."""
+        """Return the header, the matched ops, and the unmatched ops with totals."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -138,12 +135,12 @@ class StepComparison(Shown):
         return Group(*parts)
 
     @staticmethod
-    def _rest(side: str, ops: Sequence[OpShare], whole: Iterable[OpShare]) -> Iterator[Any]:
+    def _rest(side: str, ops: Sequence[OpShare], all_ops: Iterable[OpShare]) -> Iterator[Any]:
         from rich.text import Text
 
         if not ops:
             return
-        seconds, total = _seconds(ops), _seconds(whole)
+        seconds, total = _seconds(ops), _seconds(all_ops)
         first = ", ".join(f"{op.name} ({seconds_text(op.seconds)})" for op in ops[:4])
         yield Text(
             f"only {side}: {len(ops)} ops, {seconds_text(seconds)}, {seconds / total:.1%} of its "
@@ -160,9 +157,9 @@ def compare(predicted: PredictedStep, measured: MeasuredStep) -> StepComparison:
         ours, theirs = _match(ours, theirs, lambda op: op.name, "name", rows)
     ours, theirs = _match(ours, theirs, lambda op: origin_of(op.op_name), "op_name", rows)
     ours, theirs = _match(ours, theirs, lambda op: scope_of(op.op_name), "scope", rows)
-    whole = _seconds(predicted.ops) or 1.0, _seconds(measured.ops) or 1.0
+    totals = _seconds(predicted.ops) or 1.0, _seconds(measured.ops) or 1.0
     compared = [
-        OpComparison(name, by, ours_s, theirs_s, ours_s / whole[0], theirs_s / whole[1])
+        OpComparison(name, by, ours_s, theirs_s, ours_s / totals[0], theirs_s / totals[1])
         for name, by, ours_s, theirs_s in rows
     ]
     compared.sort(key=lambda op: -_difference(op, same))
@@ -170,12 +167,12 @@ def compare(predicted: PredictedStep, measured: MeasuredStep) -> StepComparison:
 
 
 def origin_of(op_name: str) -> str:
-    """Where in the user's program an op comes from, without the jit around all of it."""
+    """Return an op's origin in the user's program, without the outermost jit."""
     return _OUTER.sub("", op_name)
 
 
 def scope_of(op_name: str) -> str:
-    """What an op stands in: its origin without the last part."""
+    """Return the scope of an op: its origin without the last part."""
     return origin_of(op_name).rpartition("/")[0]
 
 
@@ -186,7 +183,7 @@ def _match(
     by: str,
     rows: list[tuple[str, str, float, float]],
 ) -> tuple[list[OpShare], list[OpShare]]:
-    """Pair what has the same key; returns what is left over on both sides."""
+    """Match ops with the same key; return the unmatched ops of both sides."""
     groups: defaultdict[str, tuple[list[OpShare], list[OpShare]]] = defaultdict(lambda: ([], []))
     for side, ops in enumerate((ours, theirs)):
         for op in ops:
@@ -204,7 +201,7 @@ def _match(
 
 
 def _end_of(name: str) -> str:
-    """A long origin from its last parts, which tell it from others."""
+    """Return the end of a long origin, which tells it from others."""
     return name if len(name) <= NAME_SHOWN else "…" + name[-NAME_SHOWN:]
 
 
@@ -218,5 +215,5 @@ def _difference(op: OpComparison, same: bool) -> float:
     return abs(op.predicted_share - op.measured_share)
 
 
-def _unmatched(ops: Sequence[OpShare]) -> dict[str, Any]:
+def _unmatched(ops: Sequence[OpShare]) -> JsonObject:
     return {"seconds": _seconds(ops), "ops": [op.to_dict() for op in ops]}

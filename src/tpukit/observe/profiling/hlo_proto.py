@@ -1,18 +1,97 @@
-"""Programs as a profile stores them (xla/service/hlo.proto), as the objects that HLO text becomes.
+"""The programs in an xplane file, read into the objects that HLO text is parsed into.
 
-jaxlib could print them, but aborts the process on some damaged ones, and a profile comes from
-anywhere. What the readers of `compiler.hlo` look up in an instruction's text (called computations,
-contracted dimensions, windows, metadata) is written as the compiler would print it.
+An xplane file is a protocol buffer (tsl/profiler/protobuf/xplane.proto). jax's `ProfileData` reads
+its planes, lines and events, but not the programs, which are in the metadata of a plane without
+events. XProf shows them, and is an optional dependency. jaxlib could print a program
+(xla/service/hlo.proto), but aborts the process on some damaged ones, and a profile may come from
+anywhere. So both are read from the wire format, and only the fields that are used.
+
+What the readers of `compiler.hlo` look up in an instruction's text (called computations, contracted
+dimensions, windows, metadata) is written as the compiler would print it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...compiler.hlo import Computation, HloModule, Instruction, Shape
 from ...compiler.memory.sources import SourceTable
 from ...errors import TPUValidationError
-from .wire import fields, packed_numbers
+from ...runtime.protobuf_wire import iter_fields, iter_packed
+
+METADATA_PLANE = b"/host:metadata"
+# Field numbers, which a published protocol buffer never changes.
+PLANES = 1  # of XSpace
+PLANE_NAME, EVENT_METADATA = 2, 4  # of XPlane
+VALUE = 2  # of an entry of a map
+NAME, STATS = 2, 5  # of XEventMetadata
+BYTES = 6  # of XStat
+HLO_MODULE = 1  # of HloProto
+
+
+def programs_in(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the name (`jit_step(7)`: module and number) and HloModuleProto of every program.
+
+    Raises:
+        TPUValidationError: The bytes are cut short or no protocol buffer.
+    """
+    for number, plane in fields(content):
+        if number != PLANES or not isinstance(plane, bytes):
+            continue
+        parts = list(fields(plane))
+        if (PLANE_NAME, METADATA_PLANE) not in parts:
+            continue
+        for number, entry in parts:
+            if number == EVENT_METADATA and isinstance(entry, bytes):
+                yield from _program(entry)
+
+
+def _program(entry: bytes) -> Iterator[tuple[str, bytes]]:
+    about = list(fields(_only(entry, VALUE)))
+    name = next((value for number, value in about if number == NAME), b"")
+    for number, stat in about:
+        if number != STATS or not isinstance(stat, bytes):
+            continue
+        module = _only(_only(stat, BYTES), HLO_MODULE)
+        if module and isinstance(name, bytes):
+            yield name.decode(errors="replace"), module
+
+
+def _only(message: bytes, wanted: int) -> bytes:
+    """Return the bytes of a field; empty where the field is missing."""
+    for number, value in fields(message):
+        if number == wanted and isinstance(value, bytes):
+            return value
+    return b""
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and content of each field of a message, in order.
+
+    Raises:
+        TPUValidationError: The bytes are cut short or no message.
+    """
+    try:
+        yield from iter_fields(message)
+    except ValueError as error:
+        raise _damaged(error) from None
+
+
+def packed_numbers(content: bytes) -> list[int]:
+    """Return the numbers of a packed field.
+
+    Raises:
+        TPUValidationError: The last one is cut short.
+    """
+    try:
+        return list(iter_packed(content))
+    except ValueError as error:
+        raise _damaged(error) from None
+
+
+def _damaged(error: ValueError) -> TPUValidationError:
+    return TPUValidationError(f"it is cut short or damaged: {error}.")
+
 
 # Names of the number formats by their value in xla_data.proto; 13 is a tuple.
 FORMATS = dict(
@@ -39,46 +118,46 @@ _TO_APPLY = frozenset(
 
 @dataclass(frozen=True)
 class Message:
-    """One protocol buffer message, its fields by number."""
+    """One protocol buffer message with its fields by number."""
 
     content: bytes
 
     @cached_property
     def _fields(self) -> dict[int, list[int | bytes]]:
-        found: dict[int, list[int | bytes]] = {}
+        by_number: dict[int, list[int | bytes]] = {}
         for number, value in fields(self.content):
-            found.setdefault(number, []).append(value)
-        return found
+            by_number.setdefault(number, []).append(value)
+        return by_number
 
     def number(self, field: int, default: int = 0) -> int:
-        """A number, the last one where there are several."""
+        """Return a number, the last one where there are several."""
         value = self._fields.get(field, [default])[-1]
         return value if isinstance(value, int) else default
 
     def numbers(self, field: int) -> tuple[int, ...]:
-        """Repeated numbers, packed or not."""
-        found: list[int] = []
+        """Return repeated numbers, packed or not."""
+        numbers: list[int] = []
         for value in self._fields.get(field, ()):
-            found += [value] if isinstance(value, int) else packed_numbers(value)
-        return tuple(found)
+            numbers += [value] if isinstance(value, int) else packed_numbers(value)
+        return tuple(numbers)
 
     def text(self, field: int) -> str:
-        """A string; what is no Unicode becomes a replacement character."""
+        """Return a string; bytes that are no Unicode become replacement characters."""
         value = self._fields.get(field, [b""])[-1]
         return value.decode(errors="replace") if isinstance(value, bytes) else ""
 
     def texts(self, field: int) -> list[str]:
-        """Repeated strings."""
+        """Return repeated strings."""
         values = self._fields.get(field, ())
         return [value.decode(errors="replace") for value in values if isinstance(value, bytes)]
 
     def message(self, field: int) -> "Message":
-        """A message inside; an empty one where it is missing."""
+        """Return an inner message; an empty one where it is missing."""
         value = self._fields.get(field, [b""])[-1]
         return Message(value if isinstance(value, bytes) else b"")
 
     def messages(self, field: int) -> "list[Message]":
-        """Repeated messages."""
+        """Return repeated inner messages."""
         values = self._fields.get(field, ())
         return [Message(value) for value in values if isinstance(value, bytes)]
 
@@ -87,12 +166,12 @@ def read_program(content: bytes) -> tuple[HloModule, SourceTable]:
     """Read an HloModuleProto and the source lines it was made from.
 
     Raises:
-        TPUValidationError: The bytes are damaged, or hold no entry computation.
+        TPUValidationError: The bytes are damaged, or have no entry computation.
     """
     module = Message(content)
     messages = module.messages(3)
-    names = {one.number(5): one.text(1) for one in messages}
-    computations = {one.text(1): _computation(one, names) for one in messages}
+    names = {message.number(5): message.text(1) for message in messages}
+    computations = {message.text(1): _computation(message, names) for message in messages}
     entry = names.get(module.number(6), module.text(2))
     if entry not in computations:
         raise TPUValidationError("it is damaged: its program has no entry computation.")
@@ -102,13 +181,13 @@ def read_program(content: bytes) -> tuple[HloModule, SourceTable]:
 
 def _computation(message: Message, computations: dict[int, str]) -> Computation:
     instructions = message.messages(2)
-    names = {one.number(35): one.text(1) for one in instructions}
+    names = {instruction.number(35): instruction.text(1) for instruction in instructions}
     root = message.number(6)
     return Computation(
         message.text(1),
         tuple(
-            _instruction(one, names, computations, is_root=one.number(35) == root)
-            for one in instructions
+            _instruction(instruction, names, computations, is_root=instruction.number(35) == root)
+            for instruction in instructions
         ),
     )
 
@@ -150,7 +229,7 @@ def _shapes(message: Message) -> Iterable[Shape]:
 
 
 def _attributes(message: Message, opcode: str, computations: dict[int, str]) -> str:
-    """What stands behind the parentheses of an instruction, as far as anyone here reads it."""
+    """Return the attributes that follow an instruction's parentheses, as far as they are used."""
     called = [computations.get(number, "") for number in message.numbers(38)]
     written: list[str] = []
     if opcode == "conditional":
@@ -192,18 +271,21 @@ def _metadata(message: Message) -> str:
 def _window(message: Message) -> str:
     dimensions = message.messages(1)
     settings = {
-        "size": [str(one.number(1)) for one in dimensions],
-        "stride": [str(one.number(2, 1)) for one in dimensions],
-        "pad": [f"{_signed(one.number(3))}_{_signed(one.number(4))}" for one in dimensions],
-        "lhs_dilate": [str(one.number(6, 1)) for one in dimensions],
-        "rhs_dilate": [str(one.number(5, 1)) for one in dimensions],
+        "size": [str(dimension.number(1)) for dimension in dimensions],
+        "stride": [str(dimension.number(2, 1)) for dimension in dimensions],
+        "pad": [
+            f"{_signed(dimension.number(3))}_{_signed(dimension.number(4))}"
+            for dimension in dimensions
+        ],
+        "lhs_dilate": [str(dimension.number(6, 1)) for dimension in dimensions],
+        "rhs_dilate": [str(dimension.number(5, 1)) for dimension in dimensions],
     }
     inside = " ".join(f"{name}={'x'.join(values)}" for name, values in settings.items() if values)
     return f"window={{{inside}}}"
 
 
 def _labels(message: Message) -> str:
-    """The roles of dimensions as the compiler prints them: bf01_oi01->bf01."""
+    """Return the dimension labels of a convolution as the compiler prints them: bf01_oi01->bf01."""
     about = message.message(16)
     sides = (
         ({"b": about.number(7), "f": about.number(8)}, about.numbers(11)),
@@ -220,7 +302,7 @@ def _labels(message: Message) -> str:
 
 def _sources(index: Message) -> SourceTable:
     files = index.texts(1)
-    locations = [(one.number(1), one.number(3)) for one in index.messages(3)]
+    locations = [(message.number(1), message.number(3)) for message in index.messages(3)]
     frames: dict[int, tuple[str, int, int]] = {}
     for number, frame in enumerate(index.messages(4), start=1):
         at = frame.number(1) - 1

@@ -1,10 +1,9 @@
-"""A recording as one page: what bounds it, what to do, and all that stands behind it."""
+"""A recording as one page: what bounds it, recommendations, and the data behind them."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...checker.report.perfetto import Trace, write_traces
 from ...errors import TPUValidationError
@@ -28,6 +27,7 @@ from ...pages.parts import (
     section,
     table,
 )
+from ...plain_data import JsonObject
 from ...runtime.files import write_output
 from .analysis import BottleneckAnalysis, analyze_predicted
 from .comparison import StepComparison, compare
@@ -38,21 +38,21 @@ from .page_sections import (
     findings_section,
     memory_section,
     ops_section,
+    timeline_section,
     xprof_section,
 )
-from .page_timeline import timeline_section
 from .profile import Profile
 from .steps import PredictedStep
-from .xprof_figures import XprofFigures, xprof_figures
+from .xprof import XprofFigures, xprof_figures
 
 
 @dataclass(frozen=True)
 class PageContent:
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
-        profiles: Recordings, the newest last, which is the one shown in full.
-        predicted: A step to show beside it, or alone where nothing was recorded.
+        profiles: Recordings; the last, which is the newest, is shown in full.
+        predicted: A predicted step to show beside it, or alone without a recording.
     """
 
     profiles: Sequence[Profile]
@@ -66,7 +66,7 @@ class PageContent:
 
     @property
     def analysis(self) -> BottleneckAnalysis:
-        """Of the newest recording; of the prediction where there is none."""
+        """The analysis of the newest recording; without one, of the prediction."""
         if self.newest is not None:
             return self.newest.analysis
         if self.predicted is None:
@@ -80,8 +80,8 @@ class PageContent:
             return None
         return compare(self.predicted, self.newest.step)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything on the page as plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return the content of the page as plain data."""
         memory = self.newest.memory if self.newest else None
         return {
             "analysis": self.analysis.to_dict(),
@@ -89,8 +89,8 @@ class PageContent:
             "comparison": self.comparison.to_dict() if self.comparison else None,
             "memory": memory.to_dict() if memory else None,
             "recordings": [
-                {"label": one.recording.label, "folder": str(one.recording.folder)}
-                for one in self.profiles
+                {"label": profile.recording.label, "folder": str(profile.recording.folder)}
+                for profile in self.profiles
             ],
             "xprof": self.xprof.to_dict(),
         }
@@ -115,7 +115,7 @@ def write_page(profiles: Sequence[Profile], predicted: PredictedStep | None, pat
 
 
 def step_traces(profile: Profile | None, predicted: PredictedStep | None) -> list[Trace]:
-    """One process for the measured step and one for the predicted, with the same rows."""
+    """Return a trace of the measured step and one of the predicted step, with the same rows."""
     traces: list[Trace] = []
     if profile is not None and profile.step.spans:
         name = f"measured: {profile.step.name} on {profile.step.where}, one device"
@@ -127,14 +127,14 @@ def step_traces(profile: Profile | None, predicted: PredictedStep | None) -> lis
 
 
 def render_page(content: PageContent) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     analysis = content.analysis
     newest = content.newest
     sections = [
         _shares_section(content),
         section("What to do", bullets(analysis.recommendations))
         if analysis.recommendations
-        else section("What to do", absent("No share is large enough to be worth a word.")),
+        else section("What to do", absent("No share is large enough for a recommendation.")),
         ops_section(analysis),
     ]
     if newest is not None:
@@ -221,14 +221,14 @@ def _bar(analysis: BottleneckAnalysis) -> Markup:
 
 def _others(profiles: Sequence[Profile]) -> Markup:
     rows: list[Sequence[Child]] = []
-    for one in reversed(profiles):
+    for profile in reversed(profiles):
         try:
-            analysis = one.analysis
+            analysis = profile.analysis
         except TPUValidationError as error:
-            rows.append((one.recording.label, "–", "–", str(error)))
+            rows.append((profile.recording.label, "–", "–", str(error)))
             continue
         largest = f"{analysis.largest}, {analysis.shares[analysis.largest]:.0%}"
-        where = one.recording.folder.name
+        where = profile.recording.folder.name
         rows.append((analysis.label, seconds_text(analysis.duration_s), largest, where))
     columns = (Column("recording"), Column("profiled", is_number=True), Column("bound by"),
                Column("folder"))  # fmt: skip
@@ -240,18 +240,19 @@ def _about_section(content: PageContent) -> PageSection:
     parts: list[Child] = []
     if content.newest is not None:
         folder = content.newest.recording.folder
-        # TensorBoard looks for plugins/profile below what it is given.
+        # TensorBoard searches for plugins/profile below its log directory.
         is_usual = folder.parent.parts[-2:] == ("plugins", "profile")
         parts += [
-            tag("p", "The trace is in ", code(str(folder)), "; look at all of it with"),
+            tag("p", "The trace is in ", code(str(folder)), "; view it with"),
             command(f"tensorboard --logdir {folder.parents[2] if is_usual else folder}"),
         ]
     if analysis.judged_by_intensity is not None:
         parts.append(
             tag(
                 "p",
-                f"{analysis.judged_by_intensity:.0%} of the ops' time is told compute from memory "
-                f"bound by FLOPs and bytes of the recorded program, held against {analysis.roof}.",
+                f"{analysis.judged_by_intensity:.0%} of the ops' time is classified as compute or "
+                f"memory bound by FLOPs and bytes of the recorded program, compared with "
+                f"{analysis.roof}.",
             )
         )
     parts += [

@@ -1,16 +1,16 @@
-"""`TPUProfiler`: record a block of a program, say what bounds it, and write that as a page."""
+"""`TPUProfiler`: record a block of a program, analyze what bounds it, and write a page."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import TPUValidationError
+from ...plain_data import JsonMapping
 from ...runtime.files import try_output_folder
 from .analysis import BottleneckAnalysis, analyze_predicted
-from .memory import MemoryRecord, read_memory
-from .profile import Profile, read_profile
+from .profile import MemoryRecord, Profile, read_memory, read_profile
 from .reading import ENDING, find_recordings
 from .steps import PredictedStep, predicted_step
 from .tracing import folder_of, only_one, trace
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class TPUProfiler:
-    """Records what devices and host do, on TPU, GPU and CPU, and says what bounds a program.
+    """Records devices and host on TPU, GPU and CPU, and analyzes what bounds a program.
 
     Traces have the layout of jax: `tensorboard --logdir OUTPUT_DIR` and XProf read them.
 
     Args:
-        output_dir: Where to write: a folder a name, then the page.
-        capture_memory: Whether to record the memory of devices before and after a block, and
-            jax's list of what is allocated (for `pprof`).
+        output_dir: Output folder, with one folder per recording name and the page.
+        capture_memory: Whether to record the memory of devices before and after a block, and jax's
+            list of allocations (for `pprof`).
         capture_compute: Whether to record a trace.
-        predicted: A step by the compiler, to compare with, or to analyze when nothing ran: what
-            `tpukit.check` returns, its report or the file of it, or a `StepPrediction`.
-        python_calls: Whether the trace holds Python functions, which name what a device waits for
-            and cost the host some time.
+        predicted: A predicted step to compare with, or to analyze without a recording: the result
+            of `tpukit.check`, its report or report file, or a `StepPrediction`.
+        python_calls: Whether to trace Python functions. They show what a device waits for, and cost
+            the host some time.
 
     Example:
         >>> profiler = TPUProfiler(output_dir="profiles/")
@@ -48,7 +48,7 @@ class TPUProfiler:
         capture_memory: bool = True,
         capture_compute: bool = True,
         *,
-        predicted: "CheckResult | StepPrediction | Mapping[str, Any] | Path | str | None" = None,
+        predicted: "CheckResult | StepPrediction | JsonMapping | Path | str | None" = None,
         python_calls: bool = True,
     ) -> None:
         if not (capture_memory or capture_compute):
@@ -65,10 +65,10 @@ class TPUProfiler:
 
     @contextmanager
     def profile(self, name: str = "profile") -> Generator[None]:
-        """Record what runs in the block, until all of it is through.
+        """Record the block until all of its work is done.
 
         Args:
-            name: What the recording is called; any text.
+            name: The recording's name; any text.
 
         Raises:
             TPUValidationError: Another profile is being recorded, or the folder cannot be written.
@@ -91,10 +91,10 @@ class TPUProfiler:
         return {file.parent for file in folder.rglob(f"*{ENDING}")}
 
     def profiles(self) -> list[Profile]:
-        """Everything recorded in the output folder, by this object or before, oldest first.
+        """Return all recordings in the output folder, of this object or earlier ones, oldest first.
 
         Raises:
-            TPUValidationError: There is nothing, or a file is damaged.
+            TPUValidationError: There is no recording, or a file is damaged.
         """
         for folder in find_recordings(self.output_dir):
             if folder not in self._profiles:
@@ -102,15 +102,15 @@ class TPUProfiler:
         return list(self._profiles.values())
 
     def analyze_bottlenecks(self, name: str | None = None) -> BottleneckAnalysis:
-        """Say what bounds the program: shares that add up to one, and what to do.
+        """Analyze what bounds the program: shares that add up to one, and recommendations.
 
-        From the newest recording; from the predicted step where nothing was recorded.
+        Uses the newest recording; without one, the predicted step.
 
         Args:
-            name: Which recording, by the name it was given.
+            name: The name of the recording to use instead.
 
         Raises:
-            TPUValidationError: There is neither, or no recording of that name.
+            TPUValidationError: There is neither, or no recording of this name.
         """
         try:
             profiles = self.profiles()
@@ -124,17 +124,17 @@ class TPUProfiler:
         return any(self.output_dir.rglob(f"*{ENDING}"))
 
     def generate_report(self, path: str | Path | None = None) -> Path:
-        """Write the newest recording as one HTML page, with the same as JSON and a trace beside it.
+        """Write the newest recording as one HTML page, with JSON and a trace beside it.
 
         Args:
             path: Where to write the page; `report.html` in the output folder by default.
 
         Returns:
-            The path of the page. The JSON ends in `.json`, the trace, which holds the measured step
-            and the predicted one where there is one, in `.pftrace`.
+            The path of the page. The JSON ends in `.json`. The trace, of the measured step and the
+                predicted one if given, ends in `.pftrace`.
 
         Raises:
-            TPUValidationError: Nothing was recorded or predicted, or it cannot be written.
+            TPUValidationError: Nothing was recorded or predicted, or a file cannot be written.
         """
         from .page import write_page
 
@@ -154,9 +154,9 @@ class TPUProfiler:
 def _choose(profiles: list[Profile], name: str | None) -> Profile:
     if name is None:
         return profiles[-1]
-    named = [one for one in profiles if one.recording.label == name]
+    named = [profile for profile in profiles if profile.recording.label == name]
     if not named:
-        labels = sorted({one.recording.label for one in profiles})
+        labels = sorted({profile.recording.label for profile in profiles})
         raise TPUValidationError(
             f"no recording is called {name!r}; there are {json.dumps(labels, ensure_ascii=False)}."
         )

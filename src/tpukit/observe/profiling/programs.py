@@ -1,4 +1,4 @@
-"""The programs that a profile recorded, and what each of their ops does and comes from."""
+"""The programs in a profile, and the facts of each of their ops."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import cached_property
 from ...compiler.hlo import Computation, HloModule, Instruction, find_collective
 from ...compiler.hlo.shape import HOST
 from ...compiler.memory.sources import SourceTable
-from ...compiler.timeline.work import FREE, work_of
+from ...compiler.timeline.machine import FREE, work_of
 from ...errors import TPUValidationError, XLACompilationError
 from .hlo_proto import read_program
 
@@ -24,8 +24,8 @@ TRANSCENDENTAL = frozenset(
         *("sine", "cosine", "tan", "power", "rsqrt", "sqrt", "cbrt", "erf", "atan2"),
     )
 )
-# Of one transcendental function of one element, in additions and multiplications. A polynomial
-# with its range reduction takes about this many on every device.
+# FLOPs of a transcendental function per element. A polynomial with its range reduction takes about
+# this many on every device.
 TRANSCENDENTAL_FLOPS = 20
 _NOT_ARITHMETIC = FREE | MOVING | CONTROL | {"reduce", "fusion", "custom-call", "copy-start"}
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
@@ -35,21 +35,21 @@ _HOST_CALL = re.compile(r"callback|HostExecute|MoveToHost|MoveToDevice", re.IGNO
 
 @dataclass(frozen=True)
 class OpFacts:
-    """What one op of a program is, from the program alone.
+    """The facts of one op, from its program alone.
 
     Attributes:
-        opcode: Of the instruction; of the product or collective in it where a fusion hides one.
+        opcode: Of the instruction; of a matmul or collective inside a fusion.
         op_name: Where in the user's program it comes from, as jax wrote it.
-        source: "file.py:12", or "" where the program does not say.
-        collective: The kind of collective it is, starts or waits for; "" for none.
-        is_host: Whether it exchanges something with the host: infeed, callback, host memory.
+        source: "file.py:12", or "" where unknown.
+        collective: The kind of collective that it is, starts or waits for; "" for none.
+        is_host: Whether it exchanges data with the host: infeed, callback, host memory.
         is_control: Whether it only runs other ops: a loop, a call.
-        is_product: Whether it multiplies matrices or calls a kernel that says so by its name.
-        matrix_flops: Of its matrix products; None where a kernel hides them.
-        vector_flops: Of its elementwise arithmetic and reductions.
-        moved_bytes: Read and written in device memory; None where it cannot be told.
-        is_unfused: Whether it is one elementwise or moving op that the compiler fused with nothing.
-        runs_once: Whether it stands in no loop or branch: it runs once in every run of the program.
+        is_product: Whether it is a matmul, or calls a kernel with the name of one.
+        matrix_flops: FLOPs of its matmuls; None where a kernel hides them.
+        vector_flops: FLOPs of its elementwise arithmetic and reductions.
+        moved_bytes: Bytes read and written in device memory; None where unknown.
+        is_unfused: Whether it is one elementwise or moving op that the compiler did not fuse.
+        runs_once: Whether it is in no loop or branch, so that it runs once per program run.
     """
 
     name: str
@@ -68,14 +68,14 @@ class OpFacts:
 
 
 class ProfiledProgram:
-    """One program; read when the first of its ops is asked for.
+    """One program, parsed when its first op is looked up.
 
     Args:
         name: Of the module.
         content: Its HloModuleProto.
 
     Attributes:
-        unreadable: Why it could not be read; "" while it could.
+        unreadable: Why it could not be parsed, or "".
     """
 
     def __init__(self, name: str, content: bytes) -> None:
@@ -86,7 +86,7 @@ class ProfiledProgram:
 
     @cached_property
     def _read(self) -> tuple[HloModule, SourceTable]:
-        """The program and its lines; an empty one in place of one that cannot be read."""
+        """The program and its source lines; an empty program in place of a damaged one."""
         try:
             return read_program(self._content)
         except TPUValidationError as error:
@@ -95,7 +95,7 @@ class ProfiledProgram:
 
     @property
     def module(self) -> HloModule:
-        """The program itself; without computations where it cannot be read."""
+        """The program; without computations where it is damaged."""
         return self._read[0]
 
     @cached_property
@@ -109,18 +109,18 @@ class ProfiledProgram:
 
     @cached_property
     def _kernels(self) -> dict[str, str]:
-        """Instructions by the name a GPU kernel made of them has: no dots or dashes."""
+        """Instructions by the name of their GPU kernel, which has no dots and dashes."""
         return {re.sub(r"\W", "_", name): name for name in self._homes}
 
     def facts(self, name: str) -> OpFacts | None:
-        """What an op is; None for an op that the program does not have."""
+        """Return the facts of an op; None for an op that is not in the program."""
         if name not in self._facts:
             home = self._homes.get(name)
             self._facts[name] = self._describe(home.by_name[name], home) if home else None
         return self._facts[name]
 
     def facts_of_kernel(self, kernel: str) -> OpFacts | None:
-        """What the op is that a kernel was generated from and named after."""
+        """Return the facts of the op that a kernel was generated from and named after."""
         name = self._kernels.get(kernel)
         return None if name is None else self.facts(name)
 
@@ -128,8 +128,8 @@ class ProfiledProgram:
         module = self.module
         target = instruction.custom_call_target
         collective = _collective(instruction, home, module)
-        # What hides inside a fusion says more than the word.
-        inner = {one.opcode for one in module.nested(instruction)}
+        # The ops inside a fusion tell more than its own opcode.
+        inner = {nested.opcode for nested in module.nested(instruction)}
         product = bool({"dot", "convolution"} & {instruction.opcode, *inner})
         flops, moved = _work(instruction, home, module)
         if instruction.opcode == "custom-call":
@@ -156,20 +156,20 @@ class ProfiledProgram:
         )
 
     def _source_of(self, instruction: Instruction) -> str:
-        """The line it comes from; of a fusion without one, the line of what it computes last."""
+        """Return an instruction's source line; for a fusion without one, the line of its root."""
         sources = self._read[1]
         candidates = [instruction]
         candidates += [computation.root for computation in self.module.called_by(instruction)]
-        for one in candidates:
-            if line := sources.line_of(one.stack_frame):
+        for candidate in candidates:
+            if line := sources.line_of(candidate.stack_frame):
                 return line
-            if found := _SOURCE.search(one.attributes):
+            if found := _SOURCE.search(candidate.attributes):
                 return f"{found[1]}:{found[2]}"
         return ""
 
 
 def _collective(instruction: Instruction, home: Computation, module: HloModule) -> str:
-    """The kind of collective; the end of an asynchronous one belongs to its start."""
+    """Return the kind of collective; that of its start for the end of an asynchronous one."""
     opcode = instruction.opcode
     if opcode in ("send", "recv", "send-done", "recv-done"):
         hosted = "is_host_transfer=true" in instruction.attributes
@@ -180,21 +180,21 @@ def _collective(instruction: Instruction, home: Computation, module: HloModule) 
     if opcode == "collective-broadcast":
         return opcode
     if opcode in ("while", "conditional", "call"):
-        return ""  # what is inside has events of its own
-    found = find_collective(instruction, home, module)
-    return "" if found is None else found.kind
+        return ""  # the ops inside have events of their own
+    collective = find_collective(instruction, home, module)
+    return "" if collective is None else collective.kind
 
 
 def _work(
     instruction: Instruction, home: Computation, module: HloModule
 ) -> tuple[float | None, float | None]:
-    """FLOPs of products and bytes of memory; neither where the program does not tell."""
+    """Return matmul FLOPs and moved bytes; None for both where the program does not show them."""
     if instruction.opcode in CONTROL:
         return None, None
     try:
         work = work_of(instruction, home, module)
     except (KeyError, IndexError, XLACompilationError):
-        return None, None  # a shape or operand that this reader does not know
+        return None, None  # a shape or operand that is not supported
     return work.flops, work.hbm_bytes
 
 
@@ -204,7 +204,7 @@ def _vector_flops(instruction: Instruction, home: Computation, module: HloModule
     total = _arithmetic(instruction, home)
     if instruction.opcode == "fusion":
         for computation in module.called_by(instruction):
-            total += sum(_vector_flops(one, computation, module) for one in computation)
+            total += sum(_vector_flops(inner, computation, module) for inner in computation)
     return total
 
 
@@ -220,7 +220,7 @@ def _arithmetic(instruction: Instruction, home: Computation) -> float:
 
 
 def _library_product_flops(instruction: Instruction, home: Computation) -> float | None:
-    """FLOPs of a call of cuBLAS, which keeps the dimensions of its product in its notes."""
+    """Return the FLOPs of a cuBLAS call, whose backend config has the matmul's dimensions."""
     notes = instruction.backend_config.get("gemm_backend_config")
     left = home.by_name.get(instruction.operands[0]) if instruction.operands else None
     if not isinstance(notes, dict) or left is None or not instruction.shapes:
@@ -238,18 +238,18 @@ def _library_product_flops(instruction: Instruction, home: Computation) -> float
 def _touches_host(instruction: Instruction, home: Computation) -> bool:
     operands = [home.by_name[name] for name in instruction.operands if name in home.by_name]
     return any(
-        shape.memory_space == HOST for one in (instruction, *operands) for shape in one.shapes
+        shape.memory_space == HOST for part in (instruction, *operands) for shape in part.shapes
     )
 
 
 def _is_unfused(instruction: Instruction, module: HloModule) -> bool:
-    """Whether it does one elementwise thing or one move; a wrapper around it fuses nothing."""
+    """Return whether an op is a single elementwise or moving op, maybe in its own fusion."""
     if instruction.opcode == "fusion":
         inside = [
-            one
+            inner
             for computation in module.called_by(instruction)
-            for one in computation
-            if one.opcode not in FREE
+            for inner in computation
+            if inner.opcode not in FREE
         ]
         return len(inside) == 1 and _is_unfused(inside[0], module)
     if instruction.opcode in MOVING:

@@ -1,25 +1,148 @@
-"""Reading xplane files: which there are below a folder, and what one holds."""
+"""Read xplane files: find them below a folder, and sort the events of hosts and devices."""
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ...errors import TPUValidationError
-from .host_events import HostReader
+from ...plain_data import JsonMapping
+from ...records.hooks import PROFILE_MARK
+from .hlo_proto import programs_in
 from .programs import ProfiledProgram
-from .recording import BARRIER, ID_BITS, DeviceTrack, HostRecording, Interval, OpEvent, Recording
-from .wire import programs_in
+from .recording import (
+    BARRIER,
+    ID_BITS,
+    DeviceTrack,
+    HostActivity,
+    HostEvent,
+    HostRecording,
+    Interval,
+    OpEvent,
+    Recording,
+)
+
+# Names of host events of jax, PjRt and XLA.
+_COMPILING = re.compile(
+    r"backend_compile|trace_to_jaxpr|lower_\w*computation|XlaCompile|\w+Client::Compile|\w+Compiler::"
+)
+_LAUNCHING = re.compile(
+    r"PjitFunction\(|.*Execut(e\b|eReplicated|able::)|.*Launch(Kernel|OnDevice)"
+)
+_TRANSFER = re.compile(
+    r".*(DevicePut|device_put|Transfer(To|From)|BufferFromHost|CopyToDevice\b|ToLiteral"
+    r"|CopyRawToHost|np\.asarray\(jax\.Array\)|TransferLiteral)"
+)
+
+
+_CALL, _OTHER = "$", "other"
+_IGNORED = ("end: ", "Threadpool")
+
+
+@lru_cache(maxsize=1 << 16)  # a trace has a million events and a thousand names
+def _kind_of(name: str) -> str:
+    """Return the field of `HostActivity` for an event, "other", or "" for one of no interest."""
+    if name.startswith(_CALL):
+        return "calls"
+    if _COMPILING.match(name):
+        return "compiling"
+    if _TRANSFER.match(name):
+        return "transfers"
+    if _LAUNCHING.match(name):
+        return "launching"
+    return "" if name.startswith(_IGNORED) else _OTHER
+
+
+@dataclass
+class HostReader:
+    """Sorts the events of the host's threads by kind.
+
+    Attributes:
+        wants_ops: Whether ops run on those threads too, as with the CPU backend.
+        block: The block that `TPUProfiler` marked.
+        steps: Steps that `jax.profiler.StepTraceAnnotation` marked.
+    """
+
+    wants_ops: bool
+    block: Interval | None = None
+    steps: list[Interval] = field(default_factory=list[Interval])
+    annotations: dict[str, str] = field(default_factory=dict[str, str])
+    _kinds: dict[str, list[HostEvent]] = field(default_factory=lambda: defaultdict(list[HostEvent]))
+    _ops: dict[int, list[OpEvent]] = field(default_factory=lambda: defaultdict(list[OpEvent]))
+    _runs: dict[tuple[int, int], Interval] = field(default_factory=dict[tuple[int, int], Interval])
+
+    def read(self, lines: Iterable[Any]) -> None:
+        """Add every event of every thread."""
+        for line in lines:
+            for event in line.events:
+                kind = _kind_of(event.name)
+                if kind == _OTHER:
+                    self._other(event, line.name)
+                elif kind:
+                    self._add(kind, event, line.name)
+
+    def _add(self, kind: str, event: Any, thread: str) -> None:
+        name = event.name.removeprefix(_CALL)
+        self._kinds[kind].append(HostEvent(name, event.start_ns, event.end_ns, thread))
+
+    def _other(self, event: Any, thread: str) -> None:
+        stats = {key: value for key, value in event.stats if key and not key.startswith("_")}
+        span = event.start_ns, event.end_ns
+        if event.name == PROFILE_MARK:
+            # The longest block counts, in case the user's program has annotations of the same name.
+            if self.block is None or span[1] - span[0] > self.block[1] - self.block[0]:
+                self.block = span
+                self.annotations = {key: str(value) for key, value in stats.items()}
+        elif "step_num" in stats:
+            self.steps.append(span)
+        elif self.wants_ops and "hlo_op" in stats:
+            ordinal = _whole(stats.get("device_ordinal"))
+            self._ops[ordinal].append(
+                OpEvent(
+                    name=str(stats["hlo_op"]),
+                    kernel=event.name,
+                    start=span[0],
+                    end=span[1],
+                    program=str(stats.get("hlo_module", "")),
+                    program_id=_whole(stats.get("program_id")),
+                    line=thread,
+                )
+            )
+            run = ordinal, _whole(stats.get("run_id"))
+            known = self._runs.get(run, span)
+            self._runs[run] = min(known[0], span[0]), max(known[1], span[1])
+
+    def devices(self) -> list[DeviceTrack]:
+        """Return the CPU devices that ran ops on these threads."""
+        return [
+            DeviceTrack(
+                f"CPU:{ordinal}",
+                sorted(ops, key=lambda op: (op.start, -op.end)),
+                [span for (device, _), span in self._runs.items() if device == ordinal],
+            )
+            for ordinal, ops in self._ops.items()
+        ]
+
+    def activity(self) -> HostActivity:
+        """Return the host's other events."""
+        return HostActivity(**{kind: tuple(events) for kind, events in self._kinds.items()})
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
 
 ENDING = ".xplane.pb"
 _DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?!.*SparseCore)")
 _HOST_PLANE = "/host:CPU"
 # Lines of a TPU's plane.
 OPS, ASYNC_OPS, MODULES = "XLA Ops", "Async XLA Ops", "XLA Modules"
-# Lines that viewers derive from the streams of a GPU, so that counting them too counts twice.
+# Lines that are derived from the GPU's streams, and would be counted twice.
 _DERIVED = frozenset(
     (
         *("XLA Modules", "XLA Ops", "XLA TraceMe", "Steps", "TensorFlow Ops", "Framework Ops"),
@@ -35,30 +158,31 @@ _EXPECTED = (
 
 
 def find_recordings(path: Path) -> list[Path]:
-    """Return the folders below `path` that hold the files of one recording each, oldest first.
+    """Return the recording folders below `path`, oldest first.
 
     Args:
-        path: A file, such a folder, what `TPUProfiler` or `jax.profiler` was given, or a run
-            directory.
+        path: A file, a recording folder, the output folder of `TPUProfiler` or `jax.profiler`, or a
+            run directory.
 
     Raises:
-        TPUValidationError: There is nothing there, or no profile in it.
+        TPUValidationError: The path does not exist, or contains no profile.
     """
     try:
         if path.is_file():
             return [path]
-        if not path.is_dir():
-            raise TPUValidationError(f"{path} is not there; expected {_EXPECTED}.")
+        exists = path.is_dir()
         folders = {file.parent for file in path.rglob(f"*{ENDING}")}
-        found = sorted(folders, key=lambda folder: (_modified(folder), str(folder)))
+        recordings = sorted(folders, key=lambda folder: (_modified(folder), str(folder)))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TPUValidationError(f"{path} cannot be read ({reason}).") from None
-    if not found:
+    if not exists:
+        raise TPUValidationError(f"{path} does not exist; expected {_EXPECTED}.")
+    if not recordings:
         raise TPUValidationError(
-            f"{path} holds no profile (no file that ends in {ENDING}); expected {_EXPECTED}."
+            f"{path} contains no profile (no file that ends in {ENDING}); expected {_EXPECTED}."
         )
-    return found
+    return recordings
 
 
 def read_recording(path: Path) -> Recording:
@@ -69,7 +193,7 @@ def read_recording(path: Path) -> Recording:
     """
     files = [path] if path.is_file() else sorted(path.glob(f"*{ENDING}"))
     if not files:
-        raise TPUValidationError(f"{path} holds no file that ends in {ENDING}.")
+        raise TPUValidationError(f"{path} contains no file that ends in {ENDING}.")
     hosts = tuple(read_file(file) for file in files)
     labels = {host.annotations.get("label", "") for host in hosts} - {""}
     folder = files[0].parent
@@ -77,11 +201,11 @@ def read_recording(path: Path) -> Recording:
 
 
 def _label_of(folder: Path) -> str:
-    """The name of a recording by where jax put it: NAME/plugins/profile/TIME."""
+    """Return the name of a recording from its path in jax's layout: NAME/plugins/profile/TIME."""
     if folder.parent.parts[-2:] != ("plugins", "profile"):
         return folder.name
     given = folder.parents[2]
-    # A run keeps its traces in a folder of their own, which says less than the run's name.
+    # A run's traces are in a folder `profile`; the run's name is more helpful.
     return f"{(given.parent if given.name == 'profile' else given).name}/{folder.name}"
 
 
@@ -100,7 +224,7 @@ def read_file(path: Path) -> HostRecording:
     try:
         return _read(content, path)
     except (RuntimeError, ValueError, TypeError) as error:
-        # jax's reader raises the first, names that are no Unicode the second.
+        # RuntimeError by jax's reader, ValueError for names that are no Unicode.
         words = str(error).rstrip(".")
         raise TPUValidationError(
             f"{path} is no profile that can be read ({words}); record it again."
@@ -142,7 +266,7 @@ def _without_barrier(device: DeviceTrack) -> DeviceTrack:
 
 
 def _window(reader: HostReader, devices: Sequence[DeviceTrack]) -> tuple[Interval, int]:
-    """What counts: the block of `TPUProfiler`, else the annotated steps, else all ops."""
+    """Return the analyzed interval: the profiler's block, the annotated steps, or all ops."""
     ops = [(op.start, op.end) for device in devices for op in device.ops]
     for candidates in ([reader.block] if reader.block else [], reader.steps, ops):
         if candidates:
@@ -174,16 +298,16 @@ def _device(plane: Any, found: re.Match[str]) -> DeviceTrack:
     return DeviceTrack(name, ops, runs, properties)
 
 
-def _events(lines: Mapping[str, Any], name: str) -> Iterable[Any]:
+def _events(lines: JsonMapping, name: str) -> Iterable[Any]:
     return lines[name].events if name in lines else ()
 
 
 def _tpu_op(event: Any, line: str, modules: Sequence[tuple[float, float, str]]) -> OpEvent:
-    found = _INSTRUCTION.match(event.name)
+    match = _INSTRUCTION.match(event.name)
     at = bisect_right(modules, (event.start_ns, float("inf"), "")) - 1
     program, number = _split(modules[at][2]) if at >= 0 else ("", None)
     return OpEvent(
-        name=found[1] if found else event.name,
+        name=match[1] if match else event.name,
         kernel=event.name,
         start=event.start_ns,
         end=event.end_ns,
@@ -209,9 +333,9 @@ def _gpu_op(event: Any, line: str) -> OpEvent:
 
 
 def _split(named: str) -> tuple[str, int | None]:
-    """Name and number of "jit_step(7)"."""
-    found = _PROGRAM.fullmatch(named)
-    return (found[1], int(found[2])) if found else (named, None)
+    """Return name and number of "jit_step(7)"."""
+    match = _PROGRAM.fullmatch(named)
+    return (match[1], int(match[2])) if match else (named, None)
 
 
 def _modified(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""What a profile holds, whoever wrote it: ops by device, what the host did, which programs ran."""
+"""The content of a profile: ops by device, host events, and the programs that ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from pathlib import Path
 from .programs import ProfiledProgram
 
 ID_BITS = 2**64 - 1
-"""Numbers of programs are fingerprints, which some events write with a sign and others without."""
+"""Mask for program numbers, which some events write as signed and others as unsigned."""
 
 Interval = tuple[float, float]
-"""Start and end in nanoseconds, on the clock that all planes of one file share."""
+"""Start and end in nanoseconds, on the common clock of a file."""
 
 BARRIER = "tpukit_profile_barrier"
-"""The program with which `TPUProfiler` waits for devices; what it does is not counted."""
+"""The program with which `TPUProfiler` waits for devices; its time is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class OpEvent:
     """One run of one op on one device.
 
     Attributes:
-        name: The HLO instruction; "" for a kernel or copy that belongs to none.
-        kernel: What the device itself calls it, e.g. the name of a CUDA kernel.
+        name: The HLO instruction; "" for a kernel or copy without one.
+        kernel: The device's own name of the op, such as the CUDA kernel's.
         program: Name of the HLO module.
-        program_id: Its number in the file; None where the event does not say.
-        line: The row it was recorded on: a stream, a thread.
-        is_async: Whether it runs beside the ops of the core (a copy or collective under way).
+        program_id: The program's number in the file; None where the event has none.
+        line: The stream or thread it was recorded on.
+        is_async: Whether it runs beside the ops of the core, as an asynchronous copy or collective.
     """
 
     name: str
@@ -40,13 +40,13 @@ class OpEvent:
 
     @property
     def own_name(self) -> str:
-        """What to call it by itself: the kernel, but the instruction where that is its text."""
+        """The kernel's name; the instruction's name where the kernel has none of its own."""
         return self.name if not self.kernel or self.kernel.startswith("%") else self.kernel
 
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """Something the host did, on one of its threads."""
+    """An event on one of the host's threads."""
 
     name: str
     start: float
@@ -56,7 +56,7 @@ class HostEvent:
 
 @dataclass(frozen=True)
 class HostActivity:
-    """What one host did while its devices ran.
+    """The events of one host by kind.
 
     Attributes:
         compiling: Tracing, lowering and compiling.
@@ -73,13 +73,13 @@ class HostActivity:
 
 @dataclass(frozen=True)
 class DeviceTrack:
-    """What one device did.
+    """The ops of one device.
 
     Attributes:
         name: "TPU:0", "GPU:0", "CPU:0".
         ops: In order of their start.
-        runs: When whole programs ran, where the file says so.
-        properties: What the device says of itself, e.g. its memory bandwidth.
+        runs: Intervals of complete program runs, where the file has them.
+        properties: Properties of the device, such as its memory bandwidth.
     """
 
     name: str
@@ -98,10 +98,10 @@ class HostRecording:
     """One xplane file: a host with its devices.
 
     Attributes:
-        window: What counts, on the file's own clock.
-        steps: Steps that the user's annotations mark inside the window; 0 without such.
-        programs: By number and by name of the module; the same object under both.
-        annotations: What `TPUProfiler` wrote beside its block: label, device kind.
+        window: The analyzed interval, on the file's clock.
+        steps: Steps that the user annotated inside the window; 0 without annotations.
+        programs: By number and by module name; the same object under both.
+        annotations: Label and device kind that `TPUProfiler` wrote beside its block.
     """
 
     path: Path
@@ -118,17 +118,19 @@ class HostRecording:
         return (self.window[1] - self.window[0]) / 1e9
 
     def program_of(self, event: OpEvent) -> ProfiledProgram | None:
-        """The program an op belongs to, if the file holds it."""
-        known = None if event.program_id is None else self.programs.get(event.program_id & ID_BITS)
-        return known or self.programs.get(event.program)
+        """Return the program of an op, if the file contains it."""
+        program = (
+            None if event.program_id is None else self.programs.get(event.program_id & ID_BITS)
+        )
+        return program or self.programs.get(event.program)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One profiled stretch of time: the files of all hosts that recorded it.
+    """One profiled interval: the files of all hosts that recorded it.
 
     Attributes:
-        label: The name it was given, or that of its folder.
+        label: Its given name, or its folder's.
     """
 
     label: str
@@ -137,7 +139,7 @@ class Recording:
 
     @property
     def device_kind(self) -> str:
-        """What ran it, as jax calls it where `TPUProfiler` recorded it; else the platform."""
+        """The devices' kind in jax where `TPUProfiler` recorded it; else the platform."""
         kinds = {host.annotations.get("device_kind", "") for host in self.hosts} - {""}
         if kinds:
             return ", ".join(sorted(kinds))
@@ -147,7 +149,7 @@ class Recording:
 
     @property
     def device_count(self) -> int:
-        """Devices that ran something."""
+        """Number of devices that ran an op."""
         return sum(len(host.devices) for host in self.hosts)
 
     @property

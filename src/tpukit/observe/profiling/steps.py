@@ -1,27 +1,36 @@
-"""One step of one device, predicted or measured, as the same kind of thing: spans and ops."""
+"""One step of one device, predicted or measured, in the same form: spans and ops."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...checker.report import Report, read_report
 from ...checker.report.schema import as_report, spans_of
 from ...compiler.timeline import StepPrediction, TrackSpan
 from ...errors import TPUValidationError
+from ...plain_data import JsonMapping
 from ..diagnosis.evidence import CAUSES_BY_KIND
 from .analysis import OpShare
 from .attribution import HostTimes
-from .judging import COMMUNICATION, INPUT, KINDS, MEMORY, OVERHEAD, is_beside_the_core, judge
+from .judging import (
+    COMMUNICATION,
+    INPUT,
+    KINDS,
+    MEMORY,
+    OVERHEAD,
+    is_beside_the_core,
+    judge,
+    roof_of,
+)
 from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
-from .roofs import roof_of
 
 if TYPE_CHECKING:
     from ...checker.result import CheckResult
 
-# The timeline's word for what waits for the host is ours for input.
+# Waiting for the host is "host" in a timeline and "input" here.
 _KIND_OF_CAUSE = {
     cause: INPUT if kind == "host" else kind
     for kind, causes in CAUSES_BY_KIND.items()
@@ -32,11 +41,11 @@ _CAUSE_OF_KIND = {MEMORY: "hbm", COMMUNICATION: "ici", INPUT: "host", OVERHEAD: 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step by the compiler's timeline.
+    """A step predicted by the compiler's timeline.
 
     Attributes:
         where: The slice it was compiled for.
-        device_kinds: What jax calls a device of it.
+        device_kinds: Names of its device in jax.
     """
 
     name: str
@@ -48,14 +57,14 @@ class PredictedStep:
 
     @property
     def ops(self) -> list[OpShare]:
-        """What the core does, the heaviest first."""
+        """Ops of the core, the heaviest first."""
         return sorted(_ops_of(self.spans), key=lambda op: -op.seconds)
 
 
 def predicted_step(
-    given: "CheckResult | StepPrediction | Mapping[str, Any] | Path | str",
+    given: "CheckResult | StepPrediction | JsonMapping | Path | str",
 ) -> PredictedStep:
-    """Take a predicted step from a check, its report, the file of it, or a prediction.
+    """Return the predicted step of a check, its report or report file, or of a prediction.
 
     Raises:
         TPUValidationError: It is none of these, or predicts nothing.
@@ -71,8 +80,8 @@ def predicted_step(
     if isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  anything may come
         return _of_report(as_report(given))
     raise TPUValidationError(
-        f"{type(given).__name__} is no predicted step; give what tpukit.check returns, its report, "
-        "the file that `tpukit check … --json` printed, or a StepPrediction."
+        f"{type(given).__name__} is no predicted step; give the result of tpukit.check, its "
+        "report, the file that `tpukit check … --json` printed, or a StepPrediction."
     )
 
 
@@ -107,10 +116,10 @@ def _of_report(report: Report) -> PredictedStep:
 
 
 def _by_kind(seconds: Mapping[str, float]) -> dict[str, float]:
-    found: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    by_kind: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for cause, amount in seconds.items():
-        found[_KIND_OF_CAUSE.get(cause, OVERHEAD)] += amount
-    return found
+        by_kind[_KIND_OF_CAUSE.get(cause, OVERHEAD)] += amount
+    return by_kind
 
 
 def _ops_of(spans: Sequence[TrackSpan]) -> Iterator[OpShare]:
@@ -130,13 +139,13 @@ def _ops_of(spans: Sequence[TrackSpan]) -> Iterator[OpShare]:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step as it was recorded.
+    """A recorded step.
 
     Attributes:
-        steps: How many the recording holds.
-        ops: Seconds and runs in one step on one device: the mean over all.
-        spans: One step of one device, the one of median length.
-        step_time_s: From the beginning of a step to that of the next: the mean.
+        steps: Number of steps in the recording.
+        ops: Seconds and runs per step and device, the mean over all.
+        spans: Spans of one step of one device, the one of median length.
+        step_time_s: Mean seconds from the beginning of a step to that of the next.
     """
 
     name: str
@@ -149,15 +158,15 @@ class MeasuredStep:
 
 
 def measured_step(recording: Recording, times: Sequence[HostTimes]) -> MeasuredStep:
-    """Cut one step out of a recording whose time has been attributed."""
-    counted = [device.counted_s for one in times for device in one.devices]
+    """Return one step of a recording whose time has been attributed."""
+    counted = [device.counted_s for host in times for device in host.devices]
     main = _main_program(times)
-    steps = max((one.host.steps for one in times), default=0) or _count_steps(times, main)
+    steps = max((host.host.steps for host in times), default=0) or _count_steps(times, main)
     shares = steps * len(counted)
     ops = [
         replace(OpShare.of(op), seconds=op.seconds / shares, times=max(1, round(op.times / shares)))
-        for one in times
-        for op in one.ops
+        for host in times
+        for op in host.ops
     ]
     host = times[0].host
     track = host.devices[0]
@@ -173,24 +182,24 @@ def measured_step(recording: Recording, times: Sequence[HostTimes]) -> MeasuredS
 
 
 def _main_program(times: Sequence[HostTimes]) -> str:
-    """The program that takes the most time."""
+    """Return the program that takes the most time."""
     seconds: dict[str, float] = {}
-    for one in times:
-        for op in one.ops:
+    for host in times:
+        for op in host.ops:
             seconds[op.program] = seconds.get(op.program, 0.0) + op.seconds
     return max(seconds, key=lambda name: seconds[name], default="")
 
 
 def _count_steps(times: Sequence[HostTimes], main: str) -> int:
-    """How often the main program ran on a device, by those of its ops that run once in it.
+    """Return how often the main program ran on a device, by its ops that run once per run.
 
-    Half of their time is in ops that ran so often or less: functions without a name of their own
-    make programs of one name, of which the largest counts.
+    The count is a median weighted by time, because unnamed functions make several programs of one
+    name, of which the largest matters.
     """
     counted = sorted(
-        (op.times / len(one.devices), op.seconds)
-        for one in times
-        for op in one.ops
+        (op.times / len(host.devices), op.seconds)
+        for host in times
+        for op in host.ops
         if op.program == main and op.judged.facts and op.judged.facts.runs_once
     )
     left = sum(seconds for _, seconds in counted) / 2
@@ -202,14 +211,14 @@ def _count_steps(times: Sequence[HostTimes], main: str) -> int:
 
 
 def _runs_once(host: HostRecording, event: OpEvent) -> bool:
-    # By the event, whose program has a number: several may have one name.
+    # The event has the program's number; several programs may have one name.
     program = host.program_of(event)
     facts = None if program is None else program.facts(event.name)
     return facts is not None and facts.runs_once
 
 
 def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interval:
-    """From the first op of a run of the main program to its last, for the run of median length."""
+    """Return the interval of the main program's run of median length."""
     start, end = host.window
     own = [op for op in track.ops if op.program == main and start <= op.start and op.end <= end]
     starts = [op.start for op in own]
@@ -220,7 +229,7 @@ def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interv
 
     runs = [run for run in track.runs if holds_own(run) and start <= run[0] and run[1] <= end]
     if not track.runs:
-        # A GPU's file has no runs: one begins where the first op that runs once does.
+        # A GPU's file has no runs, so a run begins at the first op that runs once.
         first = next((op.name for op in own if _runs_once(host, op)), "")
         begins = [op.start for op in own if op.name == first]
         runs = list(pairwise([*begins, max(op.end for op in own)])) if begins else []
@@ -251,7 +260,7 @@ def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Itera
 
 
 def _track_of(op: OpEvent, kind: str) -> str:
-    """The row of a predicted step on which the same would stand."""
+    """Return the row of the op's counterpart in a predicted step."""
     if not op.is_async and not is_beside_the_core(op):
         return "core"
     return {COMMUNICATION: "ici", INPUT: "host"}.get(kind, "hbm")

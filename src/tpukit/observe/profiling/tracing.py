@@ -1,11 +1,12 @@
-"""One trace at a time: started, marked, and ended whatever happens inside."""
+"""Record one trace at a time; `profile_tpu_usage` reports from one how busy the devices are now."""
 
 import inspect
 import re
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
+from ...hardware.missing import Measured, Missing
+from ...plain_data import JsonObject
 from ...records.hooks import PROFILE_MARK, profile_marks
+from ...runtime.files import temporary_folder
+from ...shown import Shown
+from .profile import DeviceMemory, read_memory, read_profile
+from .reading import find_recordings
 from .recording import BARRIER
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -25,10 +32,10 @@ _recorded_now: list[str] = []
 
 @contextmanager
 def only_one(name: str) -> Generator[None]:
-    """Hold the one profile that a process can record.
+    """Reserve the one profile that a process can record.
 
     Raises:
-        TPUValidationError: Another one is being recorded, in this thread or another.
+        TPUValidationError: Another profile is being recorded, in any thread.
     """
     with _lock:
         if _recorded_now:
@@ -46,20 +53,19 @@ def only_one(name: str) -> Generator[None]:
 
 @contextmanager
 def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
-    """Record what devices and host do in the block into `folder`, as jax lays it out.
+    """Record devices and host during the block into `folder`, in jax's layout.
 
-    The trace ends when all that was put on its way in the block is through; after an error at
-    once.
+    The trace ends when all work dispatched in the block is done, or at once after an error.
 
     Raises:
-        TPUValidationError: Somebody else's trace is being recorded, or it cannot be written.
+        TPUValidationError: Another trace is being recorded, or this one cannot be written.
     """
     import jax
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 1 if python_calls else 0
     if hasattr(options, "session_id"):
-        # jax names sessions by the second, so that the second of two within one replaces the first.
+        # jax names sessions by the second, so that two in the same second would collide.
         options.session_id = f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09d}"
     wait_for_devices = _barrier(tuple(jax.local_devices()))
     marks = profile_marks(name, caller=_caller())
@@ -80,11 +86,11 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
 
 @lru_cache(maxsize=1)
 def _barrier(devices: tuple[Any, ...]) -> Callable[[], None]:
-    """Return what waits until the devices are through with all that was put on their way.
+    """Return a function that waits until the devices have finished all dispatched work.
 
-    A result that nobody keeps cannot be waited for, but a device takes programs in order: one more,
-    which does nothing, ends after them. The CPU's devices keep that order only among programs of
-    one device and among programs with collectives, so there it takes one of each. They are compiled
+    A discarded result cannot be waited for, but a device runs programs in order, so an empty
+    program ends after all others. CPU devices keep that order only among programs of one device and
+    among programs with collectives, so they run one of each kind. These programs are compiled
     before the trace begins, so that no compiling is recorded.
     """
     import jax
@@ -110,11 +116,11 @@ def _barrier(devices: tuple[Any, ...]) -> Callable[[], None]:
     jax.block_until_ready([program() for program in last])
 
     def wait() -> None:
-        for one in jax.live_arrays():
+        for live_array in jax.live_arrays():
             try:
-                one.block_until_ready()
+                live_array.block_until_ready()
             except RuntimeError:
-                if not one.is_deleted():  # another thread may give it away meanwhile
+                if not live_array.is_deleted():  # another thread may delete it meanwhile
                     raise
         jax.block_until_ready([program() for program in last])
 
@@ -134,7 +140,7 @@ def _stop(folder: Path, name: str) -> None:
 
 
 def folder_of(name: str) -> str:
-    """A folder's name for any name: its plain letters, with a digest where others were left out."""
+    """Return a folder name: a name's plain characters, with a digest if others were replaced."""
     plain = _ODD.sub("_", name).strip("._")[:_LONGEST_NAME]
     if plain == name:
         return plain
@@ -142,7 +148,7 @@ def folder_of(name: str) -> str:
 
 
 def _caller() -> str:
-    """The line of the user's code that opened the block: the first outside of this package."""
+    """Return the line of the user's code that opened the block."""
     frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -151,3 +157,100 @@ def _caller() -> str:
             return f"{file}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
+
+
+WATCHED_S = 1.0
+
+
+@dataclass(frozen=True)
+class DeviceUsage(Shown, Mapping[str, Any]):
+    """The use of this process's devices. Reads like a mapping: `usage["memory_peak"]`.
+
+    A figure that is not available is `Missing`: it formats as a dash and has a reason.
+
+    Attributes:
+        memory_allocated: Bytes, over all local devices.
+        memory_peak: The most bytes since the process started, over all local devices.
+        device_count: Devices of all hosts.
+        device_utilization: Share of the watched time in which local devices were busy.
+    """
+
+    memory_allocated: Measured
+    memory_peak: Measured
+    device_count: int
+    device_utilization: Measured
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.__dataclass_fields__:
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([field.name for field in fields(self)])
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+    def to_dict(self) -> JsonObject:
+        """Return plain data; a missing figure is None."""
+        return {name: None if isinstance(value, Missing) else value for name, value in self.items()}
+
+
+def profile_tpu_usage(
+    during: Callable[[], object] | None = None, *, seconds: float = WATCHED_S
+) -> DeviceUsage:
+    """Measure the memory and utilization of this process's devices, of any kind.
+
+    Args:
+        during: A function to run and watch; by default the devices are watched for `seconds`, while
+            other threads run.
+        seconds: How long to watch without `during`.
+
+    Raises:
+        TPUValidationError: `seconds` is not above 0.
+    """
+    import jax
+
+    if seconds <= 0:
+        raise TPUValidationError(f"seconds={seconds:g} is not valid; give more than 0.")
+    run = during if during is not None else lambda: time.sleep(seconds)
+    utilization = _utilization(run)
+    memory = read_memory()
+    return DeviceUsage(
+        memory_allocated=_total(memory, "in_use_bytes"),
+        memory_peak=_total(memory, "peak_bytes"),
+        device_count=jax.device_count(),
+        device_utilization=utilization,
+    )
+
+
+def _utilization(run: Callable[[], object]) -> Measured:
+    """Return the share of time in which devices were busy, by a temporary trace of `run`."""
+    name = "profile_tpu_usage"
+    with temporary_folder("tpukit-usage-") as folder:
+        try:
+            with only_one(name), trace(folder, name, python_calls=False):
+                run()
+            return _busy(folder)
+        except TPUValidationError as error:
+            return Missing(str(error))
+
+
+def _busy(folder: Path) -> Measured:
+    profile = read_profile(find_recordings(folder)[-1])
+    devices = [device for host in profile.times for device in host.devices]
+    window = profile.recording.duration_s
+    if not devices or not window:
+        return 0.0  # the trace contains no op
+    import jax
+
+    # Devices that ran nothing have no track, and still count.
+    return sum(device.busy_s for device in devices) / (window * jax.local_device_count())
+
+
+def _total(memory: list[DeviceMemory], field: str) -> Measured:
+    values = [getattr(device, field) for device in memory]
+    if any(value is None for value in values):
+        reasons = {device.reason or "the device does not report it" for device in memory}
+        return Missing("; ".join(sorted(reasons)))
+    return sum(values)

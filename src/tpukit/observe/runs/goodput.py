@@ -1,21 +1,22 @@
-"""Goodput of a run across its restarts: productive time over wall time, and where the rest went.
+"""Goodput of a run across its restarts: productive time over wall time, and the rest by cause.
 
-Wall time runs from the beginning of the first attempt to the last sign of life of the last one. An
-attempt that begins at step S takes back every step after S that attempts before it took: their time
-is lost. Time between attempts is "restart"; what nobody booked is "other". So the parts add up.
+Wall time is from the beginning of the first attempt to the newest event or step of the last one. An
+attempt that begins at step S discards every later step of the attempts before it, so the time of
+those steps is lost. Time between attempts is "restart"; time without a cause is "other". So the
+parts add up.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
+from ...plain_data import JsonObject
 from ...records.attempts import RunAttempt
 from ...records.ledger import Goodput
 from ...shown import Shown
 
-# Our name, what people read, and the name of Google's ml-goodput-measurement (BadputType).
+# The cause's label, and its name in Google's ml-goodput-measurement (BadputType).
 CAUSES = {
     "initialise": ("initialise", "TRAINING_PREP"),
     "compile": ("compile", "PROGRAM_STARTUP"),
@@ -31,12 +32,12 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class RunGoodput(Shown):
-    """Where the time of a whole run went (origin: measured).
+    """The time of a run by cause, over all attempts (origin: measured).
 
     Attributes:
         total: Over all attempts; its `spent_s` has every cause, with "restart" and "other".
-        attempts: How many there were.
-        lost_steps: Steps that were taken and then taken back, by a kill or a rollback.
+        attempts: Number of attempts.
+        lost_steps: Steps that a kill or rollback discarded.
     """
 
     total: Goodput
@@ -51,10 +52,10 @@ class RunGoodput(Shown):
     @property
     def badput_s(self) -> dict[str, float]:
         """Seconds by cause, the most first."""
-        return dict(sorted(self.total.spent_s.items(), key=lambda one: -one[1]))
+        return dict(sorted(self.total.spent_s.items(), key=lambda entry: -entry[1]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; `badput` has the names of ml-goodput-measurement beside ours."""
+    def to_dict(self) -> JsonObject:
+        """Return plain data; `badput` also has the names of ml-goodput-measurement."""
         return {
             **self.total.to_dict(),
             "attempts": self.attempts,
@@ -90,14 +91,14 @@ class RunGoodput(Shown):
 
 
 def label_of(cause: str) -> str:
-    """Return what people read for a cause."""
+    """Return the label of a cause."""
     return CAUSES[cause][0] if cause in CAUSES else cause.replace("_", " ")
 
 
 def goodput_of(attempts: Sequence[RunAttempt]) -> RunGoodput:
     """Add up the attempts of a run."""
-    kept_s = [one.productive_s for one in attempts]
-    kept_to = [one.step for one in attempts]
+    kept_s = [attempt.productive_s for attempt in attempts]
+    kept_to = [attempt.step for attempt in attempts]
     spent: dict[str, float] = {}
     wall_s = lost_s = restart_s = 0.0
     lost_steps = 0
@@ -118,7 +119,7 @@ def goodput_of(attempts: Sequence[RunAttempt]) -> RunGoodput:
             kept_s[before] = kept
             kept_to[before] = min(kept_to[before], max(attempt.first_step, earlier.first_step))
             if earlier.first_step <= attempt.first_step:
-                break  # those before it end where it began
+                break  # earlier attempts end where this one began
     spent["lost"] = spent.get("lost", 0.0) + lost_s
     spent["restart"] = spent.get("restart", 0.0) + restart_s
     ordered = {cause: spent.pop(cause) for cause in CAUSES if cause in spent}

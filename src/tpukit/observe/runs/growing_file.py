@@ -1,9 +1,8 @@
-"""A file of lines that grows while it is read: a poll reads only what is new.
+"""A file of lines that grows while it is read; a poll reads only new lines.
 
-A line is taken when its end is there, so one that is half written waits. A file that was rewritten
-(`metrics.jsonl` after a rollback: the same lines up to a step, then others) is read again from the
-last place up to which it still is what it was; one that is gone is empty until it is back. A disk
-that refuses to be read leaves what was read before as it is.
+A line is read when it is complete. A file that was rewritten (`metrics.jsonl` after a rollback has
+the same lines up to a step, then others) is read again from the last mark before which it is
+unchanged. A deleted file counts as empty. After a read error, the lines read before are kept.
 """
 
 import os
@@ -14,12 +13,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ...plain_data import JsonMapping
+from ...records.lines import parse_lines
 from ...runtime.plain_files import open_plain
 
 CHUNK = 1 << 18
 LONGEST_LINE = 16 << 20
-# Bytes before a place that are compared to see whether the file is still the same: lines of ours
-# end with a time to the microsecond, so that no two lines are alike.
+# Bytes before a mark that are compared to detect a rewritten file. Lines end with a time in
+# microseconds, so that no two lines are equal.
 COMPARED = 200
 
 
@@ -28,9 +29,9 @@ class Piece:
     """Lines that were read at once.
 
     Attributes:
-        keep: Lines of those given before that still hold; the others are gone from the file.
-        text: The lines that come after them, each with its line break.
-        count: How many lines those are.
+        keep: Number of earlier lines that are still in the file.
+        text: The lines after them, each with its line break.
+        count: Number of lines in `text`.
     """
 
     keep: int
@@ -45,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A place up to which the file was read."""
+    """An offset up to which the file was read."""
 
     offset: int
     lines: int
@@ -56,11 +57,11 @@ _START = _Mark(0, 0, b"")
 
 
 class GrowingFile:
-    """Reads a file of lines once, and then what was added.
+    """Reads a file of lines once, and then only added lines.
 
     Args:
-        path: The file; it need not be there yet.
-        inside: The folder that it must be in, links followed; None for any.
+        path: The file; it need not exist yet.
+        inside: The folder that links must not lead out of; None follows every link.
 
     Attributes:
         error: Why the file could not be read the last time, or "".
@@ -73,7 +74,7 @@ class GrowingFile:
         self._stamp: tuple[int, int, int, int] | None = None
 
     def check(self) -> None:
-        """Find out whether the file can be read, without reading it."""
+        """Set `error` by opening the file, without reading it."""
         try:
             open_plain(self.path, inside=self.inside).close()
             self.error = ""
@@ -83,7 +84,7 @@ class GrowingFile:
             self.error = self._why(error)
 
     def poll(self) -> Iterator[Piece]:
-        """Yield what is new since the last call, in pieces of about `CHUNK` bytes."""
+        """Yield the changes since the last call, in pieces of about `CHUNK` bytes."""
         try:
             with open_plain(self.path, inside=self.inside) as file:
                 self.error = ""
@@ -121,7 +122,7 @@ class GrowingFile:
             # bytes.count takes four times as long.
             count = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
             mark = _Mark(last.offset + end, last.lines + count, text[-COMPARED:])
-            # A poll that adds a few lines moves the last mark, or there would be one a second.
+            # A poll with few lines moves the last mark, or there would be one mark per second.
             if len(self._marks) > 1 and mark.offset - self._marks[-2].offset < CHUNK:
                 self._marks[-1] = mark
             else:
@@ -139,3 +140,36 @@ class GrowingFile:
 def _holds(file: BinaryIO, mark: _Mark) -> bool:
     file.seek(mark.offset - len(mark.before))
     return file.read(len(mark.before)) == mark.before
+
+
+BLOCK = 4 << 10  # bytes that contain complete lines
+
+
+def sample_records(path: Path, count: int, *, inside: Path | None = None) -> list[JsonMapping]:
+    """Return up to `count` records from all over a file, in order, with the last one.
+
+    Args:
+        path: The file; a file that cannot be read has no records.
+        count: Number of places to read.
+        inside: The folder that links must not lead out of.
+    """
+    lines: list[bytes] = []
+    try:
+        with open_plain(path, inside=inside) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size <= count * BLOCK:
+                file.seek(0)
+                all_lines = file.read().split(b"\n")[:-1]
+                chosen = {
+                    round(at * (len(all_lines) - 1) / max(1, count - 1)) for at in range(count)
+                }
+                lines = [all_lines[at] for at in sorted(chosen)] if all_lines else []
+            else:
+                for at in range(count):
+                    file.seek(round(at * (size - BLOCK) / (count - 1)))
+                    block = file.read(BLOCK).split(b"\n")[:-1]
+                    last = at == count - 1
+                    lines += block[-1:] if last else block[1:2]
+    except OSError:
+        return []
+    return [record for record in parse_lines(lines) if record]

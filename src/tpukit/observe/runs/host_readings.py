@@ -1,27 +1,22 @@
-"""`hosts/<process>/readings.jsonl`: what monitors said of each host's chips, newest and history."""
+"""`hosts/<process>/readings.jsonl`: monitor readings of each host, newest and history."""
 
 from array import array
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ...records.lines import read_end
-from ...runtime.run_tail import is_number, is_time
-from ..readings import Reading
-from ..stragglers.chip_signs import is_typical
+from ...records.lines import try_read_end
+from ..readings import Reading, parse_readings
+from ..stragglers.detection import is_typical
 from .growing_file import GrowingFile
-from .records_table import parse_records
 from .series import Numbers
 
-TAIL = 512 << 10  # bytes of the newest readings: minutes of one a second
-MOST_CHIPS = 1 << 16  # that a host may have
-LEAST = 16 << 10  # bytes, in which there is one reading of a host with many chips
+TAIL = 512 << 10  # bytes of the newest readings: minutes at one per second
+LEAST = 16 << 10  # bytes that contain one reading of a host with many chips
 
 
 class HostReadings:
-    """Readings of one process, read on as its monitor writes them.
+    """Readings of one process, read while its monitor writes them.
 
     Args:
         path: The file.
@@ -35,11 +30,11 @@ class HostReadings:
         self._samples: dict[tuple[str, int | None], tuple[array[float], array[float]]] = {}
 
     def history(self, metric: str, chip: int | None) -> tuple[Numbers, Numbers]:
-        """Return times and values of a metric, the mean over what it was read of at each time.
+        """Return times and values of a metric, averaged over chips and links at each time.
 
         Args:
-            metric: A name of the glossary; of quantiles the median is taken.
-            chip: Which chip; all by default.
+            metric: A name of `METRICS`; for quantiles, the median is used.
+            chip: A chip's index; all chips by default.
         """
         self._poll()
         parts = [
@@ -60,7 +55,7 @@ class HostReadings:
         return sum(8 * 2 * len(times) for times, _ in self._samples.values())
 
     def metrics(self) -> list[str]:
-        """Return the metrics that were ever read."""
+        """Return the metrics that occur in the readings."""
         self._poll()
         return list(dict.fromkeys(name for name, _ in self._samples))
 
@@ -71,12 +66,13 @@ class HostReadings:
                 self._poll()
                 return
             self._lines += piece.count
-            for reading in map(as_reading, parse_records(piece.lines)):
-                if reading is not None:
-                    self._add(reading)
+            for reading in parse_readings(piece.lines):
+                self._add(reading)
 
     def _add(self, reading: Reading) -> None:
-        for sample in filter(lambda one: is_typical(one.labels), reading.samples):
+        for sample in reading.samples:
+            if not is_typical(sample.labels):
+                continue
             key = sample.metric, sample.chip
             times, values = self._samples.setdefault(key, (array("d"), array("d")))
             times.append(reading.time)
@@ -84,7 +80,7 @@ class HostReadings:
 
 
 def share_of(most: int, files: int) -> int:
-    """Return how many bytes at the end of each of some files to read, so that all are few."""
+    """Return how many bytes to read from the end of each of `files`, for `most` in total."""
     return max(LEAST, min(TAIL, most // max(1, files)))
 
 
@@ -96,30 +92,10 @@ def newest_readings(path: Path, size: int = TAIL, *, inside: Path | None = None)
         size: Bytes to read.
         inside: The run directory, which links must not lead out of; None follows every link.
     """
-    lines, _ = read_end(path, size, inside=inside)
-    found = (as_reading(record) for record in parse_records(lines))
-    return [reading for reading in found if reading is not None]
-
-
-def as_reading(record: Mapping[str, Any] | None) -> Reading | None:
-    """Return the reading that a line holds; None when it holds none, or one that makes no sense."""
-    if record is None:
-        return None
-    try:
-        reading = Reading.from_dict(record)
-    except (KeyError, TypeError, AttributeError):
-        return None
-    named = type(reading.host) is str and type(reading.process) is int
-    chips = (sample.chip for sample in reading.samples)
-    makes_sense = (
-        named
-        and is_time(reading.time)
-        and all(is_number(sample.value) for sample in reading.samples)
-        and all(chip is None or (type(chip) is int and 0 <= chip < MOST_CHIPS) for chip in chips)
-    )
-    return reading if makes_sense else None
+    lines, _ = try_read_end(path, size, inside=inside)
+    return parse_readings(lines)
 
 
 def _arrays(times: "array[float]", values: "array[float]") -> tuple[Numbers, Numbers]:
-    # Copies: an array that is looked at through a view cannot grow.
+    # Copies, because an array with a numpy view cannot grow.
     return np.array(times), np.array(values)

@@ -1,4 +1,4 @@
-"""`Run`: a run directory, read while it is written. Nothing here writes, or needs jax."""
+"""`Run`: a run directory, read while it is written; loads no jax and writes nothing."""
 
 import os
 import threading
@@ -11,42 +11,38 @@ import numpy as np
 from ...errors import TPUValidationError, did_you_mean
 from ...records.attempts import RunAttempt, attempts_of, read_attempts
 from ...records.events import Event
-from ...runtime.run_files import (
+from ...records.lines import parse_lines
+from ...records.names import (
     EVENTS_FILE,
     HOST_READINGS_FILE,
     HOSTS_FOLDER,
     IDENTITY_FILE,
     METRICS_FILE,
+    STEP,
+    TIME,
 )
-from ..readings import METRICS, Reading
+from ..readings import METRICS, RECORDED_AS, Reading
+from ..stragglers.comparison import StragglerReport
 from ..stragglers.detection import HostRecords, detect_stragglers, read_host_steps
-from ..stragglers.report import StragglerReport
 from .goodput import RunGoodput, goodput_of
 from .growing_file import GrowingFile
 from .host_readings import TAIL, HostReadings, newest_readings, share_of
-from .records_table import PARSING, RecordsTable, parse_records
-from .series import Axis, Numbers, Series, make_series
+from .series import PARSING, Axis, Numbers, RecordsTable, Series, make_series
 from .summary import RunSummary, summarise
 
 CLOCKS_APART_S = 5.0
-# Of all hosts' newest records together, to find stragglers: with many hosts less of each will do.
+# Bytes read of all hosts' newest records to find stragglers; with many hosts, fewer per host.
 STEP_BYTES, READING_BYTES = 2 << 20, 1 << 20
-# What the glossary calls the figures that metrics.jsonl has under another name.
-RECORDED_AS = {
-    "step_time_seconds": "step_time_s",
-    "input_stall_seconds": "input_stall_s",
-    "tokens_per_second_per_chip": "tokens_per_s_per_chip",
-}
 
 
 class Run:
-    """One run directory; every call reads what was added since the last. Threads may share it.
+    """One run directory; every call reads the lines added since the last. Threads may share it.
 
     Args:
-        path: The folder that `tpukit train` wrote, or still writes.
+        path: The folder that `tpukit train` wrote or is writing.
 
     Raises:
-        TPUValidationError: It is no folder of a run.
+        TPUValidationError: It is no run directory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -61,7 +57,7 @@ class Run:
         self.unload()
 
     def unload(self) -> None:
-        """Forget everything that was read, so that the next call reads it again."""
+        """Discard all data read, so that the next call reads it again."""
         self._metrics_file = GrowingFile(self.path / METRICS_FILE, inside=self.path)
         self._table = RecordsTable()
         self._events_file = GrowingFile(self.path / EVENTS_FILE, inside=self.path)
@@ -76,7 +72,7 @@ class Run:
         """Return how the run is doing.
 
         Args:
-            now: Unix seconds to tell ages from; the time of this call by default.
+            now: Unix seconds that ages refer to; the current time by default.
         """
         events, attempts = self.events(), self.attempts()
         if not self._metrics_file.error:
@@ -104,13 +100,13 @@ class Run:
         """Return a metric over steps or time, thinned with its extremes kept.
 
         Args:
-            metric: A name in metrics.jsonl, or a metric of the glossary that monitors read.
-            points: The most to return.
-            start: The first step, or unix second, to return.
-            end: The last one.
+            metric: A name in metrics.jsonl, or a metric of monitor readings.
+            points: The most points to return.
+            start: The first step or unix second.
+            end: The last step or unix second.
             by: "step" or "time".
-            process: Whose monitor, for metrics of chips and hosts.
-            chip: Which of its chips; the mean of them by default.
+            process: The process whose monitor to read, for metrics of chips and hosts.
+            chip: One of its chips; their mean by default.
 
         Raises:
             TPUValidationError: The run has no such metric.
@@ -120,16 +116,16 @@ class Run:
             return make_series(metric, x, y, by=by, points=points, start=start, end=end)
 
     def metrics(self) -> list[str]:
-        """Return the names that `series` knows."""
+        """Return the metrics that `series` accepts."""
         with self._lock:
             self._poll_metrics()
-            own = [name for name in self._table.names() if name not in ("step", "time")]
+            own = [name for name in self._table.names() if name not in (STEP, TIME)]
             read = (name for process in self.processes() for name in self._host(process).metrics())
             return list(dict.fromkeys([*own, *read]))
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of numbers that are kept of its files."""
+        """Bytes of numbers in memory."""
         hosts = sum(host.loaded_bytes for host in self._hosts.values())
         return self._table.loaded_bytes + hosts
 
@@ -140,22 +136,22 @@ class Run:
                 if piece.keep < len(self._event_lines):
                     kept = self._event_lines[piece.keep]
                     del self._events[kept:], self._event_lines[piece.keep :]
-                for record in parse_records(piece.lines):
+                for record in parse_lines(piece.lines):
                     self._event_lines.append(len(self._events))
                     event = Event.from_dict(record) if record else None
                     self._events += [event] if event else []
             return tuple(self._events)
 
     def attempts(self) -> list[RunAttempt]:
-        """Return the attempts at the run, the last up to its newest step."""
+        """Return the attempts, an unfinished one up to its newest step."""
         return read_attempts(self.path, self.events())
 
     def goodput(self) -> RunGoodput:
-        """Return where the time went, across all attempts."""
+        """Return the goodput, over all attempts."""
         return goodput_of(self.attempts())
 
     def processes(self) -> list[int]:
-        """Return the processes that left records of their own."""
+        """Return the processes that wrote records."""
         try:
             names = os.listdir(self.path / HOSTS_FOLDER)
         except OSError:
@@ -164,16 +160,16 @@ class Run:
 
     def readings(self) -> dict[tuple[int, str], Reading]:
         """Return the latest reading of each process and source."""
-        found: dict[tuple[int, str], Reading] = {}
+        newest: dict[tuple[int, str], Reading] = {}
         for process in self.processes():
             for reading in self.newest_readings(process):
-                found[process, reading.source] = reading
-        return found
+                newest[process, reading.source] = reading
+        return newest
 
     def stragglers(self) -> StragglerReport:
-        """Return the hosts that hold the run up, with the cause of each."""
+        """Return the slow hosts with their causes."""
         attempts = attempts_of(self.events())
-        # Clocks of hosts differ a little.
+        # The hosts' clocks differ slightly.
         since = attempts[-1].began - CLOCKS_APART_S if attempts else 0.0
         processes = self.processes()
         step_bytes = share_of(STEP_BYTES, len(processes))
@@ -190,7 +186,7 @@ class Run:
     ) -> tuple[Numbers, Numbers]:
         self._poll_metrics()
         name = RECORDED_AS.get(metric, metric)
-        if name in self._table.names() and name not in ("step", "time"):
+        if name in self._table.names() and name not in (STEP, TIME):
             x, y = self._table.columns(by, name)
             return x, y
         if metric in METRICS and process in self.processes():
@@ -208,16 +204,16 @@ class Run:
         return self._hosts[process]
 
     def newest_readings(self, process: int, size: int = TAIL) -> list[Reading]:
-        """Return what a process's monitor wrote into the last `size` bytes of its file."""
+        """Return the readings in the last `size` bytes of a process's file."""
         return newest_readings(self.readings_file(process), size, inside=self.path)
 
     def readings_file(self, process: int) -> Path:
-        """Return where a process's monitor writes."""
+        """Return the path of a process's readings."""
         return self.path / HOSTS_FOLDER / str(process) / HOST_READINGS_FILE
 
     def _steps_at(self, times: Numbers) -> Numbers:
-        """Return the step that the run was at, at some times; NaN before it recorded any."""
-        step, at = self._table.columns("step", "time")
+        """Return the run's step at some times; NaN without any recorded step."""
+        step, at = self._table.columns(STEP, TIME)
         if not len(step):
             return np.full(len(times), np.nan)
         order = np.argsort(at, kind="stable")
@@ -230,7 +226,7 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's; one that may not be looked into is none."""
+    """Return whether a folder is a run directory; False where it cannot be read."""
     try:
         return (path / IDENTITY_FILE).is_file()
     except OSError:
@@ -238,15 +234,15 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Return the runs in a folder, or the one that it is, the most recently written first."""
+    """Return the runs in a folder, the most recently written first; a run directory is one run."""
     folder = Path(folder)
     if is_run(folder):
         return [Run(folder)]
     try:
-        found = [Run(one) for one in folder.iterdir() if is_run(one)]
+        runs = [Run(path) for path in folder.iterdir() if is_run(path)]
     except OSError:
         return []
-    return sorted(found, key=lambda run: -_written(run.path))
+    return sorted(runs, key=lambda run: -_written(run.path))
 
 
 def _written(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""The state of a run in a few figures, from the ends of its files, however long they are."""
+"""The state of a run in a few figures, read from the ends of its files."""
 
 import math
 import statistics
@@ -11,42 +11,53 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ...hardware.missing import Measured, Missing, plain
-from ...plain_data import parse_json
+from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...records.attempts import RunAttempt
 from ...records.events import Event, good_saves
-from ...records.lines import read_end
+from ...records.lines import is_number, is_time, parse_lines, try_read_end
+from ...records.names import (
+    EXAMPLES_RATE,
+    IDENTITY_FILE,
+    LOSS,
+    METRICS_FILE,
+    MFU,
+    NOT_FINITE,
+    STEP,
+    STEP_TIME,
+    TIME,
+    TOKENS_RATE,
+)
 from ...runtime.plain_files import read_plain
-from ...runtime.run_files import IDENTITY_FILE, METRICS_FILE
-from ...runtime.run_tail import is_number, is_time
 from ...shown import Shown
 from .goodput import RunGoodput
-from .records_table import as_number, parse_records
+from .series import as_number
 
 State = Literal["running", "ended", "silent"]
-MOST = 2**63  # that a count may be
+MOST = 2**63  # largest count
 LARGEST_IDENTITY = 1 << 20  # bytes of run.json
 TAIL = 256 << 10  # bytes of metrics.jsonl, about a thousand steps
 SILENT_AFTER_S = 60.0
-# Before the first step there is nothing to write: a large model restores and compiles for long.
+# Nothing is written before the first step, and a large model takes long to restore and compile.
 STARTING_S = 3600.0
-SLOW_STEPS = 10  # of the usual length, before a run counts as silent
+SLOW_STEPS = 10  # usual steps without a line, before a run counts as silent
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary(Shown):
-    """How a run is doing; a figure that is missing says why.
+    """The state and figures of a run; a missing figure has a reason.
 
     Attributes:
-        state: "running"; "ended", with its reason; or "silent": it stopped writing without a word.
+        state: "running"; "ended", with `reason`; or "silent", if it stopped writing without an end
+            event.
         reason: Why it ended: "done", "preempted", "data ended", "failed", "killed"; or "".
-        last_seen: Unix seconds of the newest line of any of its files; None when there is none.
+        last_seen: Unix seconds of the newest line in its files; None without any.
         step: The newest completed step.
-        total_steps: Of the whole run.
-        step_time_p50_s: Of the newest steps, at most about a thousand; p99 likewise.
-        predicted_step_s: By `tpukit check` of the same job (origin: model).
+        total_steps: Steps of the complete run.
+        step_time_p50_s: Median of the newest steps, about a thousand at most.
+        predicted_step_s: From `tpukit check` of the same job (origin: model).
         goodput: Productive over wall time, across all attempts.
-        checkpoint_age_s: Since the newest save.
-        attempts: How often it was started.
+        checkpoint_age_s: Seconds since the newest save.
+        attempts: Number of starts.
         problem: A file that could not be read, or "".
     """
 
@@ -75,9 +86,9 @@ class RunSummary(Shown):
     attempts: int
     problem: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; `missing` has the reasons of what is null."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+    def to_dict(self) -> JsonObject:
+        """Return plain data; `missing` has the reasons of null values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         missing = {
             name: value.reason for name, value in values.items() if isinstance(value, Missing)
         }
@@ -85,7 +96,7 @@ class RunSummary(Shown):
 
     @property
     def state_in_words(self) -> str:
-        """The state as one reads it."""
+        """The state as text."""
         if self.state == "ended":
             return f"ended: {self.reason}"
         if self.state == "silent" and self.last_seen is not None:
@@ -103,7 +114,7 @@ class RunSummary(Shown):
 
     @property
     def speed_in_words(self) -> str:
-        """Tokens per second and chip, or examples where they are not made of tokens."""
+        """Tokens per second and chip; examples where they are not made of tokens."""
         if not isinstance(self.examples_per_s_per_chip, Missing):
             return f"{self.examples_per_s_per_chip:,.0f} examples/s/chip"
         return f"{self.tokens_per_s_per_chip:,.0f} tokens/s/chip"
@@ -130,19 +141,19 @@ def summarise(
     *,
     now: float,
     problem: str = "",
-    steps: Sequence[Mapping[str, Any]] | None = None,
+    steps: Sequence[JsonMapping] | None = None,
 ) -> RunSummary:
-    """Make the summary of a run directory; `steps` are its newest records, read by default."""
+    """Return the summary of a run directory; its newest records are read without `steps`."""
     steps = newest_records(path) if steps is None else steps
     newest = steps[-1] if steps else {}
     last = attempts[-1] if attempts else None
     about = dict(last.about) if last else {}
-    times = sorted(_numbers(steps, "step_time_s"))
-    recorded, written = newest.get("step"), newest.get("time")
+    times = sorted(_numbers(steps, STEP_TIME))
+    recorded, written = newest.get(STEP), newest.get(TIME)
     step = max(int(recorded) if is_number(recorded) else 0, last.step if last else 0)
     if last is not None and last.step < step and last.reason is None and not _began(last, newest):
-        step = last.step  # lines of an attempt whose steps this one takes again
-    seen = [one for one in (written, last.newest if last else None) if is_time(one)]
+        step = last.step  # the records are of an earlier attempt, whose steps are repeated
+    seen = [at for at in (written, last.newest if last else None) if is_time(at)]
     last_seen = max(seen) if seen else None
     saved = good_saves(events)
     not_yet = Missing("no step has completed yet")
@@ -154,12 +165,12 @@ def summarise(
         last_seen=last_seen,
         step=step,
         total_steps=_count(about.get("total_steps")) or _planned_steps(path),
-        loss=_last(steps, "loss"),
+        loss=_last(steps, LOSS),
         step_time_p50_s=statistics.median(times) if times else not_yet,
         step_time_p99_s=times[int(0.99 * (len(times) - 1))] if times else not_yet,
-        tokens_per_s_per_chip=_mean(steps, "tokens_per_s_per_chip"),
-        examples_per_s_per_chip=_mean(steps, "examples_per_s_per_chip"),
-        mfu=_mean(steps, "mfu", why=str(about.get("no_mfu") or "")),
+        tokens_per_s_per_chip=_mean(steps, TOKENS_RATE),
+        examples_per_s_per_chip=_mean(steps, EXAMPLES_RATE),
+        mfu=_mean(steps, MFU, why=str(about.get("no_mfu") or "")),
         mfu_convention=str(about.get("mfu_convention") or ""),
         predicted_step_s=_predicted(about),
         goodput=Missing("no attempt is recorded") if goodput.share is None else goodput.share,
@@ -174,14 +185,14 @@ def summarise(
     )
 
 
-def newest_records(run_dir: Path) -> list[Mapping[str, Any]]:
-    """Return the last training records of a run, those of evaluations left out."""
-    lines, _ = read_end(run_dir / METRICS_FILE, TAIL, inside=run_dir)
-    return [record for record in parse_records(lines) if record and "step_time_s" in record]
+def newest_records(run_dir: Path) -> list[JsonMapping]:
+    """Return the last training records of a run, without those of evaluations."""
+    lines, _ = try_read_end(run_dir / METRICS_FILE, TAIL, inside=run_dir)
+    return [record for record in parse_lines(lines) if record and STEP_TIME in record]
 
 
-def _began(attempt: RunAttempt, newest: Mapping[str, Any]) -> bool:
-    return as_number(newest.get("time")) >= attempt.began
+def _began(attempt: RunAttempt, newest: JsonMapping) -> bool:
+    return as_number(newest.get(TIME)) >= attempt.began
 
 
 def _state(last: RunAttempt | None, seen: float | None, times: list[float], now: float) -> State:
@@ -194,15 +205,15 @@ def _state(last: RunAttempt | None, seen: float | None, times: list[float], now:
     return "running" if seen is not None and now - seen <= patience else "silent"
 
 
-def _numbers(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    found = (record.get(name) for record in records)
-    return [float(value) for value in found if is_number(value)]
+def _numbers(records: Sequence[JsonMapping], name: str) -> list[float]:
+    values = (record.get(name) for record in records)
+    return [float(value) for value in values if is_number(value)]
 
 
-def _last(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
+def _last(records: Sequence[JsonMapping], name: str) -> Measured:
     if not records:
         return Missing("no step has completed yet")
-    odd = records[-1].get("not_finite")
+    odd = records[-1].get(NOT_FINITE)
     if isinstance(odd, Mapping) and name in odd:
         return Missing(f"it is {odd[name]!s:.20}")
     value = as_number(records[-1].get(name))
@@ -211,8 +222,8 @@ def _last(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
     return value if value == value else Missing("the run does not record it")
 
 
-def _mean(records: Sequence[Mapping[str, Any]], name: str, *, why: str = "") -> Measured:
-    """Of the last steps: one alone jumps, as its completion is seen late."""
+def _mean(records: Sequence[JsonMapping], name: str, *, why: str = "") -> Measured:
+    """Return the mean over the last steps, because a single step's time is noisy."""
     values = _numbers(records[-20:], name)
     if values:
         return statistics.fmean(values)
@@ -220,7 +231,7 @@ def _mean(records: Sequence[Mapping[str, Any]], name: str, *, why: str = "") -> 
     return Missing(why if records else "no step has completed yet")
 
 
-def _predicted(about: Mapping[str, Any]) -> Measured:
+def _predicted(about: JsonMapping) -> Measured:
     value = about.get("predicted_step_s")
     if is_number(value):
         return float(value)
@@ -228,7 +239,7 @@ def _predicted(about: Mapping[str, Any]) -> Measured:
 
 
 def _count(value: Any) -> int | None:
-    """Return a whole number of a line that may hold anything."""
+    """Return a value as an int; None for anything else."""
     return value if type(value) is int and abs(value) < MOST else None
 
 

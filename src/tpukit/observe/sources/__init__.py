@@ -1,1 +1,1 @@
-"""Where readings come from: one small protocol, one file a source."""
+"""Sources of readings, behind one protocol (`readings.Source`)."""

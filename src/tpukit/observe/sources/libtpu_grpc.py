@@ -1,26 +1,167 @@
-"""libtpu's runtime metrics, from the process on this host that holds the chips."""
+"""libtpu's runtime metrics, from the process on this host that has the chips open.
 
+libtpu serves `tpu.monitoring.runtime.RuntimeMetricService` from that process. Its messages are
+described here rather than imported from tpu-info: generated code registers itself in protobuf's
+process-wide pool, where a second copy (tpu-info's own, or another tool's) aborts the process. These
+are in a pool of their own. Only fields that are read are listed; protobuf skips the others.
+"""
+
+import functools
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..readings import METRICS, Metric, Reading, ReadingBuilder
-from .distributions import Buckets, quantiles_of
-from .libtpu_messages import SERVICE, message_class
 
-# Device, what else tells it from its neighbours, value.
+PACKAGE = "tpu.monitoring.runtime"
+SERVICE = f"{PACKAGE}.RuntimeMetricService"
+# Message -> field -> (number, type); "*" repeats, a capital letter names a message. Fields of a
+# "oneof" have its name after a slash.
+MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "Exponential": {
+        "num_finite_buckets": (1, "int32"),
+        "growth_factor": (2, "double"),
+        "scale": (3, "double"),
+    },
+    "BucketOptions": {"exponential_buckets": (2, "Exponential/options")},
+    "Distribution": {
+        "count": (1, "int64"),
+        "mean": (2, "double"),
+        "min": (3, "double"),
+        "max": (4, "double"),
+        "bucket_options": (6, "BucketOptions"),
+        "bucket_counts": (7, "int64*"),
+    },
+    "Gauge": {
+        "as_double": (1, "double/value"),
+        "as_int": (2, "int64/value"),
+        "as_string": (3, "string/value"),
+        "as_bool": (4, "bool/value"),
+    },
+    "AttrValue": {
+        "string_attr": (1, "string/attr"),
+        "int_attr": (3, "int64/attr"),
+        "kvlist_attr": (6, "KeyValueList/attr"),
+    },
+    "KeyValueList": {"attributes": (1, "Attribute*")},
+    "Attribute": {"key": (1, "string"), "value": (2, "AttrValue")},
+    "Metric": {
+        "attribute": (1, "Attribute"),
+        "gauge": (3, "Gauge/measure"),
+        "distribution": (5, "Distribution/measure"),
+    },
+    "TPUMetric": {
+        "name": (1, "string"),
+        "description": (2, "string"),
+        "metrics": (3, "Metric*"),
+    },
+    "MetricRequest": {"metric_name": (1, "string"), "skip_node_aggregation": (2, "bool")},
+    "MetricResponse": {"metric": (1, "TPUMetric")},
+}
+
+
+@functools.cache
+def message_class(name: str) -> Any:
+    """Return protobuf's class of a message."""
+    from google.protobuf.message_factory import GetMessageClass
+
+    return GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+@functools.cache
+def _pool() -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    file = FileDescriptorProto(name="tpukit/libtpu_metrics", package=PACKAGE, syntax="proto3")
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, kind) in fields.items():
+            _add_field(message, field_name, number, kind)
+    pool = DescriptorPool()
+    pool.Add(file)  # pyright: ignore[reportAttributeAccessIssue, reportDeprecated]  of the one in C
+    return pool
+
+
+def _add_field(message: Any, name: str, number: int, kind: str) -> None:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+
+    kind, _, choice = kind.partition("/")
+    repeated = kind.endswith("*")
+    kind = kind.removesuffix("*")
+    field = message.field.add(name=name, number=number)
+    field.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
+    if kind[0].isupper():
+        field.type, field.type_name = Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+    else:
+        field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
+    if choice:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name=choice)
+        field.oneof_index = 0
+
+
+QUANTILES = (0.5, 0.9, 0.95, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Counts by exponential bucket.
+
+    Bucket 0 ends at `scale`; bucket i begins at scale · growth^(i-1).
+    """
+
+    counts: tuple[int, ...]
+    scale: float
+    growth: float
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
+
+    def __add__(self, other: "Buckets") -> "Buckets":
+        pairs = itertools.zip_longest(self.counts, other.counts, fillvalue=0)
+        return Buckets(tuple(a + b for a, b in pairs), self.scale, self.growth)
+
+    def quantile(self, share: float) -> float:
+        """Return the value below which `share` of all values are, interpolated in its bucket.
+
+        Raises:
+            ValueError: There are no values.
+        """
+        wanted = int(self.count * share)
+        below = 0
+        for index, count in enumerate(self.counts):
+            if count and below + count > wanted:
+                begin = 0.0 if index == 0 else self.scale * self.growth ** (index - 1)
+                end = self.scale * self.growth**index
+                return begin + (end - begin) * (wanted - below) / count
+            below += count
+        raise ValueError("a distribution without values has no quantiles")
+
+
+def quantiles_of(buckets: Buckets, quantiles: Sequence[float] = QUANTILES) -> Mapping[str, float]:
+    """Return the quantiles by their names, such as "0.5"; empty where there are no values."""
+    if not buckets.count:
+        return {}
+    return {f"{share:g}": buckets.quantile(share) for share in quantiles}
+
+
+# Device, other labels, value.
 Row: TypeAlias = tuple[int | None, dict[str, str], float]
 ADDRESS = "localhost:8431"
 TIMEOUT_S = 2.0
-# By libtpu's name; those with a short name are the SDK's, which serves them by other means.
-SERVED = {one.libtpu_name: one for one in METRICS.values() if "." in one.libtpu_name}
+# By libtpu's name; metrics with a short name are served by the SDK only.
+SERVED = {metric.libtpu_name: metric for metric in METRICS.values() if "." in metric.libtpu_name}
 PER_CORE = ("memory_used", "memory_total")
-# How old an answer may be when it is told again, because each question wakes threads of gRPC's and
-# costs about 1 ms of CPU time. What is not listed hardly changes, or sums up all that happened.
+# How old a repeated answer may be. Each query wakes gRPC threads and costs about 1 ms of CPU time.
+# Metrics that are not listed change slowly or are cumulative.
 OLDEST_S = {"duty_cycle": 0.0, "memory_used": 5.0, "memory_bandwidth_utilization": 5.0}
 SELDOM_S = 10.0
-# A server that is back should be seen at the next reading: gRPC itself would wait up to 2 minutes.
+# Reconnect to a restarted server at the next reading; gRPC's default waits up to 2 minutes.
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -30,7 +171,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What libtpu answered about one metric, and when: rows, or why not."""
+    """libtpu's last answer about one metric: rows, or the refusal."""
 
     at: float
     rows: list[Row] = field(default_factory=list[Row])
@@ -41,11 +182,11 @@ class LibtpuSource:
     """Reads `RuntimeMetricService`, keeping one connection open.
 
     Args:
-        address: Where libtpu serves; it does so on loopback only.
-        timeout_s: For all answers of a reading together.
-        seldom_s: How old an answer about what changes slowly may be.
+        address: libtpu's address, which is always on loopback.
+        timeout_s: Seconds for all answers of a reading.
+        seldom_s: How old an answer about a slowly changing metric may be.
         process: Index of the process of the run.
-        clock: Seconds that only go forward.
+        clock: A monotonic clock in seconds.
     """
 
     name = "libtpu grpc"
@@ -66,19 +207,19 @@ class LibtpuSource:
         self._call: Any = None
 
     def read(self) -> Reading:
-        """Ask for what is due; what was asked for a moment ago and changes slowly is told again."""
-        wanted = [metric.name for metric in SERVED.values()]
-        found = ReadingBuilder(self.name, wanted, process=self._process)
+        """Query the metrics that are due; others repeat their last answer."""
+        names = [metric.name for metric in SERVED.values()]
+        builder = ReadingBuilder(self.name, names, process=self._process)
         try:
             import grpc
         except ImportError:
-            return found.build(otherwise="needs 'grpcio': pip install 'tpukit[monitor]'")
+            return builder.build(otherwise="needs 'grpcio': pip install 'tpukit[monitor]'")
         now = self._clock()
         self._kept = {
             name: kept for name, kept in self._kept.items() if not self._is_due(name, kept, now)
         }
         otherwise = ""
-        # One after the other: in parallel they cost more CPU time, in threads of gRPC's.
+        # One after the other, because parallel queries cost more CPU time in gRPC threads.
         for name in [name for name in SERVED if name not in self._kept]:
             left = max(0.0, now + self._timeout_s - self._clock())
             try:
@@ -86,7 +227,7 @@ class LibtpuSource:
             except grpc.RpcError as error:
                 code: Any = error.code()  # pyright: ignore[reportAttributeAccessIssue]  of any call
                 if code == grpc.StatusCode.UNAVAILABLE:
-                    # What comes back may be another libtpu, and what is kept is of this one.
+                    # After a restart it may be another libtpu, so the kept answers are dropped.
                     self._kept.clear()
                 elif code != grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._kept[name] = _Kept(now, refusal=self._reason(error))
@@ -95,12 +236,14 @@ class LibtpuSource:
                 break
         for name, kept in self._kept.items():
             if kept.refusal:
-                found.lack(SERVED[name].name, kept.refusal)
+                builder.lack(SERVED[name].name, kept.refusal)
         add_rows(
-            found,
+            builder,
             {SERVED[name].name: kept.rows for name, kept in self._kept.items() if not kept.refusal},
         )
-        return found.build(otherwise=otherwise or f"the libtpu at {self.address} has none now")
+        return builder.build(
+            otherwise=otherwise or f"the libtpu at {self.address} has no values now"
+        )
 
     def _is_due(self, name: str, kept: "_Kept", now: float) -> bool:
         oldest_s = OLDEST_S.get(SERVED[name].name, self._seldom_s)
@@ -133,8 +276,8 @@ class LibtpuSource:
 
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             return (
-                f"no libtpu serves metrics at {self.address}: it does while a process of this "
-                "host holds the chips"
+                f"no libtpu serves metrics at {self.address}: it serves them while a "
+                "process of this host has the chips open"
             )
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"the libtpu at {self.address} did not answer within {self._timeout_s:g} s"
@@ -142,23 +285,23 @@ class LibtpuSource:
 
 
 def rows_of(metric: Metric, answers: Iterable[Any]) -> list[Row]:
-    """Turn libtpu's answers about a metric into rows of our units."""
+    """Return libtpu's answers about a metric as rows in the metric's unit."""
     if is_distribution(metric):
         return _quantile_rows(answers)
     scale = 0.01 if metric.unit == "share" else 1.0
-    return [(*_device(one), _gauge(one) * scale) for one in answers]
+    return [(*_device(answer), _gauge(answer) * scale) for answer in answers]
 
 
-def add_rows(found: ReadingBuilder, rows: Mapping[str, list[Row]]) -> None:
+def add_rows(builder: ReadingBuilder, rows: Mapping[str, list[Row]]) -> None:
     """Add rows by metric, devices numbered from 0 on each host.
 
-    Chips of two cores (v2, v3, 7x) count memory by core and the duty cycle by chip: then the memory
-    of the two cores is one chip's.
+    Chips with two cores (v2, v3, 7x) report memory per core and the duty cycle per chip, so the
+    memory of both cores is added up.
     """
     chips = len({device for device, _, _ in rows.get("duty_cycle", [])})
     for metric, of_metric in rows.items():
         if not of_metric and is_distribution(METRICS[metric]):
-            found.lack(metric, "nothing of the kind has happened yet")
+            builder.lack(metric, "no such event has happened yet")
         devices = sorted({device for device, _, _ in of_metric if device is not None})
         index = {device: number for number, device in enumerate(devices)}
         if metric in PER_CORE and chips and len(devices) == 2 * chips:
@@ -166,27 +309,29 @@ def add_rows(found: ReadingBuilder, rows: Mapping[str, list[Row]]) -> None:
             for device, _, value in of_metric:
                 summed[index[device or 0] // 2] += value
             for chip, value in enumerate(summed):
-                found.add(metric, value, chip=chip)
+                builder.add(metric, value, chip=chip)
             continue
         for device, labels, value in of_metric:
             chip = None if device is None else index[device]
-            found.add(metric, value, chip=chip, labels=labels)
+            builder.add(metric, value, chip=chip, labels=labels)
 
 
 def is_distribution(metric: Metric) -> bool:
-    """Whether libtpu keeps the metric as counts by bucket."""
+    """Return whether libtpu reports the metric as a histogram."""
     return "distribution" in metric.libtpu_name
 
 
 def _quantile_rows(answers: Iterable[Any]) -> list[Row]:
-    """Return quantiles in seconds; those of one buffer size, over all cores, are one row each."""
+    """Return quantiles in seconds, one row per quantile and buffer size, over all cores."""
     summed: dict[tuple[int | None, str], Buckets] = {}
-    for one in answers:
-        options = one.distribution.bucket_options.exponential_buckets
-        counts = tuple(one.distribution.bucket_counts)
+    for answer in answers:
+        options = answer.distribution.bucket_options.exponential_buckets
+        counts = tuple(answer.distribution.bucket_counts)
         buckets = Buckets(counts, options.scale, options.growth_factor)
-        attributes = {item.key: item.value for item in one.attribute.value.kvlist_attr.attributes}
-        device = _device(one)[0] if "device_ordinal" in attributes else None
+        attributes = {
+            item.key: item.value for item in answer.attribute.value.kvlist_attr.attributes
+        }
+        device = _device(answer)[0] if "device_ordinal" in attributes else None
         size = attributes["buffer-size"].string_attr if "buffer-size" in attributes else ""
         before = summed.get((device, size))
         summed[device, size] = buckets if before is None else before + buckets
@@ -198,18 +343,18 @@ def _quantile_rows(answers: Iterable[Any]) -> list[Row]:
 
 
 def _device(metric: Any) -> tuple[int, dict[str, str]]:
-    """Return the device a metric is of, and what else tells it from others of that device."""
+    """Return a metric's device and its other labels."""
     value = metric.attribute.value
     if value.WhichOneof("attr") != "kvlist_attr":
         return int(value.int_attr), {}
     device, labels = 0, dict[str, str]()
     for item in value.kvlist_attr.attributes:
         kind = item.value.WhichOneof("attr")
-        said = str(getattr(item.value, kind)) if kind else ""
+        text = str(getattr(item.value, kind)) if kind else ""
         if item.key == "device_ordinal":
-            device = int(said) if said.isdigit() else 0
-        elif said:
-            labels[item.key.replace("-", "_")] = said
+            device = int(text) if text.isdigit() else 0
+        elif text:
+            labels[item.key.replace("-", "_")] = text
     return device, labels
 
 
@@ -217,5 +362,5 @@ def _gauge(metric: Any) -> float:
     kind = metric.gauge.WhichOneof("value")
     try:
         return float(getattr(metric.gauge, kind)) if kind else float("nan")
-    except ValueError:  # a word instead of a number
+    except ValueError:  # text instead of a number
         return float("nan")

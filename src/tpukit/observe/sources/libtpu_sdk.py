@@ -1,8 +1,8 @@
-"""libtpu's monitoring SDK: what the metrics service does not offer, asked for in a child.
+"""libtpu's monitoring SDK: metrics that the metrics service lacks, read in a child process.
 
-`get_metric` loads libtpu, which blocks for over a minute where there is no TPU. So it is asked only
-where the PCI bus has one, in a process that is killed when it takes too long, and seldom: a child
-costs seconds. Readings between two children are those of the last.
+`get_metric` loads libtpu, which blocks for over a minute on a machine without a TPU. So it is
+called only where the PCI bus has a TPU, in a child process that is killed when it takes too long.
+A child costs seconds, so it is started rarely; readings in between repeat the last answer.
 """
 
 import os
@@ -14,31 +14,32 @@ from pathlib import Path
 
 from ...errors import TPUBackendError
 from ...hardware.detect import detect_accelerators
-from ...runtime.child import run_child
+from ...plain_data import JsonObject
+from ...runtime.child import run_child, serve_request
 from ...runtime.environment import jax_state
 from ..readings import Reading, ReadingBuilder
 
-# The SDK's name of each.
+# Names of the metrics in the SDK.
 ASKED = {
     "tensorcore_utilization": "tensorcore_util",
     "ici_link_health": "ici_link_health",
     "throttle_score": "tpu_throttle_score",
 }
-CHILD = "tpukit.observe.sources.libtpu_sdk_child"
+CHILD = "tpukit.observe.sources.libtpu_sdk"
 TIMEOUT_S = 30.0
 EVERY_S = 60.0
 _LINK = re.compile(r"chip(\d+)")
 
 
 class LibtpuSdkSource:
-    """Asks `libtpu.sdk.tpumonitoring` now and then, and answers from what it said last.
+    """Reads `libtpu.sdk.tpumonitoring` in a child process now and then.
 
     Args:
         every_s: Seconds between two children.
-        timeout_s: After this long a child is killed.
-        root: Root of the file system whose PCI bus is looked at; another than "/" is for tests.
+        timeout_s: Seconds after which a child is killed.
+        root: Root of the file system with the PCI bus; tests pass another than "/".
         process: Index of the process of the run.
-        clock: Seconds that only go forward.
+        clock: A monotonic clock in seconds.
     """
 
     name = "libtpu sdk"
@@ -59,36 +60,36 @@ class LibtpuSdkSource:
         self._newest: Reading | None = None
 
     def read(self) -> Reading:
-        """Return what the SDK said last, and ask anew in the background when that is due."""
+        """Return the SDK's last answer, and start a child for the next when it is due."""
         if detect_accelerators(root=self._root).kind != "tpu":
             self._newest, self._asked_at = None, None
             return self._lacking("this host has no TPU on its PCI bus")
         if jax_state() == "imported":
             return self._lacking(
-                "libtpu's SDK is asked once jax has opened its devices here, so that it cannot "
-                "get in the way"
+                "libtpu's SDK is read once jax has opened its devices here, so that it cannot "
+                "interfere"
             )
         now = self._clock()
         due = self._asked_at is None or now - self._asked_at >= self._every_s
         if due and not self.is_asking:
             self._asked_at = now
-            # A daemon: the end of the program waits for no answer, and its child ends with it.
+            # A daemon thread, so that the program ends without the answer; its child ends with it.
             self._worker = threading.Thread(target=self._ask, name="libtpu sdk", daemon=True)
             self._worker.start()
-        return self._newest or self._lacking("libtpu's SDK is being asked for the first time")
+        return self._newest or self._lacking("libtpu's SDK is being read for the first time")
 
     @property
     def is_asking(self) -> bool:
-        """Whether a child is at work."""
+        """Whether a child is running."""
         return self._worker is not None and self._worker.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the child that is at work, if any, has answered."""
+        """Wait until a running child has answered."""
         if self._worker is not None:
             self._worker.join(timeout_s)
 
     def close(self) -> None:
-        """Forget what was said; a child at work ends by its time-out."""
+        """Discard the last answer; a running child ends by its time-out."""
         self._newest, self._asked_at = None, None
 
     def _ask(self) -> None:
@@ -97,7 +98,8 @@ class LibtpuSdkSource:
                 CHILD,
                 {"metrics": sorted(ASKED.values())},
                 timeout_s=self._timeout_s,
-                # Not the offline one: there are chips to find, though another process has them.
+                # Not the offline environment, because the chips are present, if opened by another
+                # process.
                 environment={**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},
             )
         except TPUBackendError as error:
@@ -110,31 +112,48 @@ class LibtpuSdkSource:
 
 
 def read_answer(answer: dict[str, dict[str, list[str] | str]], *, process: int = 0) -> Reading:
-    """Turn what the child said of each metric, rows of text or an error, into a reading.
+    """Return a reading from the child's rows of text or error for each metric.
 
-    A row is a number, in order of the chips, or ends in one: "tray1.chip3.ici0.int: 0".
+    A row is a number, in order of the chips, or ends with a number: "tray1.chip3.ici0.int: 0".
     """
-    found = ReadingBuilder(LibtpuSdkSource.name, ASKED, process=process)
-    for metric, asked in ASKED.items():
-        said = answer.get(asked, {})
-        if "error" in said:
-            found.lack(metric, f"libtpu's SDK: {said['error']}")
+    builder = ReadingBuilder(LibtpuSdkSource.name, ASKED, process=process)
+    for metric, sdk_name in ASKED.items():
+        entry = answer.get(sdk_name, {})
+        if "error" in entry:
+            builder.lack(metric, f"libtpu's SDK: {entry['error']}")
             continue
-        rows = said.get("rows", [])
+        rows = entry.get("rows", [])
         if not rows:
-            found.lack(metric, "libtpu's SDK gave no values: no program runs on the chips")
+            builder.lack(metric, "libtpu's SDK gave no values: no program runs on the chips")
         for index, row in enumerate(rows):
             where, _, number = row.rpartition(":")
             try:
                 value = float(number)
             except ValueError:
-                found.lack(metric, f"libtpu's SDK gave {row!r}, which is no number")
+                builder.lack(metric, f"libtpu's SDK gave {row!r}, which is no number")
                 continue
             chip = _LINK.search(where)
-            found.add(
+            builder.add(
                 metric,
                 value / 100 if metric == "tensorcore_utilization" else value,
                 chip=int(chip.group(1)) if chip else index,
                 labels={"link": where.strip()} if where else {},
             )
-    return found.build()
+    return builder.build()
+
+
+def answer(request: JsonObject) -> JsonObject:
+    """Return the SDK's rows of text for each metric, or its error."""
+    from libtpu.sdk import tpumonitoring  # pyright: ignore[reportMissingImports]  an extra
+
+    answers: JsonObject = {}
+    for name in request["metrics"]:
+        try:
+            answers[name] = {"rows": [str(row) for row in tpumonitoring.get_metric(name).data()]}
+        except RuntimeError as error:
+            answers[name] = {"error": str(error)}
+    return answers
+
+
+if __name__ == "__main__":
+    serve_request(answer)

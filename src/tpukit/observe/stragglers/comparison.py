@@ -1,44 +1,129 @@
-"""Which of several hosts is slower than the others, told apart from noise.
+"""Which of several hosts is slower than the others, told apart from noise; and the report of it.
 
-Two questions, one home:
-
-- `stands_out`: many samples of each host. A host is *late* in a sample when it is a margin above
-  the median of the others. Where hosts differ by noise alone, each is late as often as any other.
-  How unlikely it is that one is late so much more often is bounded by Chernoff, whatever the noise
-  is distributed like, so that false alarms are as rare as `FALSE_ALARMS` says.
-- `find_stragglers`: a few timed rounds of the same work on each host, nothing else running. There
-  the mean of all is the measure.
+- `stands_out`: many samples of each host. A host is *late* in a sample that is a margin above the
+  median of the others. Where hosts differ by noise alone, each is late as often as any other. The
+  probability that one is late much more often is bounded by Chernoff, whatever the distribution of
+  the noise, so that false alarms are as rare as `FALSE_ALARMS`.
+- `find_stragglers`: a few timed rounds of the same work on each host, with nothing else running.
+  The reference is the mean of all hosts.
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from ...errors import TPUValidationError
 from ...shown import Shown
 
+Cause = Literal["input", "checkpoint", "link", "chip", "host"]
+ADVICE: dict[Cause, str] = {
+    "input": "check its disk, its network to the data and its CPUs; `tpukit data inspect`",
+    "checkpoint": "check its path to the checkpoint storage",
+    "link": "check the host's links, and remove it from the slice",
+    "chip": "replace the host: the chip is throttled or does less than the others",
+    "host": "check for other work on that machine",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Shown):
+    """A host that is slower than the others.
+
+    Attributes:
+        host: Its name.
+        process: Its process index.
+        cause: The part that is slow.
+        evidence: Its figures beside those of the other hosts (measured).
+        share: Share of the run's time in which others wait for it; None from chip readings alone.
+    """
+
+    host: str
+    process: int
+    cause: Cause
+    evidence: str
+    share: float | None = None
+    _facts = ("host", "process", "cause", "evidence", "share", "advice")
+
+    @property
+    def advice(self) -> str:
+        """What to check on the host."""
+        return ADVICE[self.cause]
+
+    def __str__(self) -> str:
+        lost = "" if self.share is None else f", others wait {self.share:.0%} of the time"
+        return (
+            f"{self.host} (process {self.process}) is slow at {self.cause}{lost}: {self.evidence}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerReport(Shown):
+    """The result of comparing the hosts of a run.
+
+    Attributes:
+        found: Slow hosts, the costliest first; empty where hosts differ by noise only.
+        hosts: Number of hosts compared.
+        steps: Number of steps compared per host.
+        notes: What could not be compared, and why.
+    """
+
+    found: tuple[Straggler, ...]
+    hosts: int
+    steps: int
+    notes: tuple[str, ...] = ()
+    origin = "measured"
+    _facts = ("found", "hosts", "steps", "notes", "origin")
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def __str__(self) -> str:
+        if self.found:
+            return "; ".join(map(str, self.found))
+        compared = f"{self.hosts} hosts over {self.steps} steps"
+        return "; ".join([f"no straggler among {compared}", *self.notes])
+
+    def __rich__(self) -> RenderableType:
+        if not self.found:
+            return Text(str(self))
+        table = Table(title=f"stragglers of {self.hosts} hosts, over {self.steps} steps (measured)")
+        table.title_justify = "left"
+        for name in ("host", "slow at", "others wait", "what shows it", "look at"):
+            table.add_column(name)
+        for straggler in self.found:
+            share = "–" if straggler.share is None else f"{straggler.share:.1%}"
+            cells = (straggler.host, straggler.cause, share, straggler.evidence, straggler.advice)
+            table.add_row(*(Text(cell) for cell in cells))
+        if self.notes:
+            table.caption = Text("; ".join(self.notes))
+        return table
+
+
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
-FALSE_ALARMS = 1e-4  # of reports in which nothing but noise differs, for each thing compared
-OVER_MEAN = 1.25  # of timed rounds: a host is slow from this multiple of the mean on
+FALSE_ALARMS = 1e-4  # probability per comparison where hosts differ by noise only
+OVER_MEAN = 1.25  # multiple of the mean above which a host is slow, in timed rounds
 
 
 @dataclass(frozen=True)
 class Late:
-    """A host that is late more often than chance has it.
+    """A host that is late more often than by chance.
 
     Attributes:
-        at: Its row.
-        share: Of the samples in which it is late.
-        excess: Above the median of the others, the mean over all samples (0 where it is not late).
+        row: Its row in the matrix.
+        share: Share of the samples in which it is late.
+        excess: Mean over all samples of its value above the others' median (0 where not late).
         value: The median of its own samples, or their mean where most are 0.
-        others: The same of the others together.
+        others: The same of all other hosts.
     """
 
-    at: int
+    row: int
     share: float
     excess: float
     value: float
@@ -49,8 +134,8 @@ def stands_out(values: Matrix, margin: float | Matrix) -> list[Late]:
     """Return the hosts that are late too often to be noise, the latest first.
 
     Args:
-        values: One row a host, one column a sample; greater is worse.
-        margin: How far above the median of the others a sample is late; one, or one a column.
+        values: One row per host, one column per sample; greater is worse.
+        margin: How far above the others' median a sample is late; one number, or one per column.
     """
     hosts, samples = values.shape
     if hosts < 2 or not samples:
@@ -63,13 +148,13 @@ def stands_out(values: Matrix, margin: float | Matrix) -> list[Late]:
     if not tried:
         return []
     expected = float(by_sample[seen].mean()) / hosts
-    found: list[Late] = []
+    late_hosts: list[Late] = []
     for at in range(hosts):
         times = int(late[at].sum())
         if log_chance(times, tried, expected) < math.log(FALSE_ALARMS / hosts):
             middle = np.median if np.median(values[at]) > 0 else np.mean
             rest = np.delete(values, at, axis=0)
-            found.append(
+            late_hosts.append(
                 Late(
                     at,
                     times / samples,
@@ -78,16 +163,16 @@ def stands_out(values: Matrix, margin: float | Matrix) -> list[Late]:
                     float(middle(rest)),
                 )
             )
-    return sorted(found, key=lambda one: -one.excess)
+    return sorted(late_hosts, key=lambda late: -late.excess)
 
 
 def log_chance(times: int, tried: int, expected: float) -> float:
-    """Bound the logarithm of the chance to be late at least so often (Chernoff, Hoeffding).
+    """Return a bound on the log probability of being late this often (Chernoff, Hoeffding).
 
     Args:
-        times: That a host was late.
-        tried: Samples in which some host was.
-        expected: The mean chance of each.
+        times: Samples in which a host was late.
+        tried: Samples in which any host was late.
+        expected: The mean probability per host.
     """
     seen = times / tried
     if seen <= expected:
@@ -104,12 +189,12 @@ def _others(values: Matrix, at: int) -> Matrix:
 
 @dataclass(frozen=True)
 class Stragglers(Shown):
-    """Which hosts hold the others up, by timed rounds of the same work.
+    """The slow hosts, by timed rounds of the same work.
 
     Attributes:
         step_s: The median round of each host (measured).
         slow: Hosts whose median is far above the mean of all, the slowest first.
-        skew: The slowest over the mean: how much longer all wait than they would have to.
+        skew: The slowest host over the mean: the factor by which all hosts wait.
     """
 
     step_s: Mapping[str, float]
@@ -118,10 +203,6 @@ class Stragglers(Shown):
 
     def __bool__(self) -> bool:
         return bool(self.slow)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"step_s": dict(self.step_s), "slow": list(self.slow), "skew": self.skew}
 
     def __rich__(self) -> str:
         if not self.slow:
@@ -133,14 +214,14 @@ class Stragglers(Shown):
 def find_stragglers(
     step_times_s: Mapping[str, Sequence[float]], *, over_mean: float = OVER_MEAN
 ) -> Stragglers:
-    """Return the hosts whose steps take longer than those of the others.
+    """Return the hosts with longer steps than the others.
 
     Args:
-        step_times_s: The last steps of each host, each without waiting for others.
-        over_mean: A host is slow from this multiple of the mean on.
+        step_times_s: Times of each host's last steps, without waiting for others.
+        over_mean: A host is slow above this multiple of the mean.
 
     Raises:
-        TPUValidationError: A host has no step that was timed.
+        TPUValidationError: A host has no timed step.
     """
     if not step_times_s or not all(step_times_s.values()):
         raise TPUValidationError(

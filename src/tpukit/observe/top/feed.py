@@ -1,40 +1,47 @@
-"""Where the screen's figures come from: this machine, a run directory, other hosts, a recording."""
+"""The screen's figures from this machine, a run directory, other hosts or a recording; and keys."""
 
+import contextlib
 import dataclasses
+import os
+import select
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
 
 from ...errors import TPUError, TPUValidationError
 from ...hardware.detect import Accelerators, detect_accelerators
 from ...hardware.figure import Figure
 from ...hardware.prices import public_prices
 from ...hardware.slice import Slice
+from ...runtime.interruption import undone_if_interrupted
 from ...runtime.versions import installed_versions
-from ..readings import Reading
+from ..readings import Reading, Source
 from ..runs.host_readings import newest_readings, share_of
-from ..runs.records_table import as_number
 from ..runs.run import Run, find_runs, is_run
+from ..runs.series import as_number
 from ..runs.summary import newest_records
-from ..sources.host import HostSource
 from ..sources.libtpu_grpc import ADDRESS as LIBTPU
 from ..sources.libtpu_grpc import LibtpuSource
-from ..sources.nvml import NvmlSource
-from ..sources.protocol import Source
+from ..sources.machine import HostSource, NvmlSource
 from ..sources.replay import replay
-from ..stragglers.report import StragglerReport
-from .fleet import Fleet
-from .snapshot import Snapshot, Training
+from ..stragglers.comparison import StragglerReport
+from .fleet import Fleet, Snapshot, Training
+from .screen import Screen, View
 
 if TYPE_CHECKING:
-    from ..scraping import ScrapedHost
+    from ..sources.prometheus import ScrapedHost
 
 RUNS = Path("runs")
-SETTLE_S = 0.1  # between two looks at the CPUs, which count by hundredths of a second
+SETTLE_S = 0.1  # between two CPU readings, which count hundredths of a second
 LOSSES = 60
-# Of all recorded readings together: many hosts get less each, and the screen is as quick.
+# Bytes of recorded readings in total; with many hosts, fewer per host.
 FIRST_BYTES, NEWEST_BYTES = 2 << 20, 1 << 20
 STRAGGLERS_EVERY_S = 10.0
 CONNECT_S = 0.2
@@ -44,14 +51,14 @@ class Feed:
     """Makes snapshots.
 
     Args:
-        run: A run directory, or a folder of some, of which the newest is taken; `runs/` by default.
+        run: A run directory, or a folder whose newest run is shown; `runs/` by default.
         hosts: Run directories and addresses of Prometheus endpoints to read instead of this
             machine.
-        recording: A readings.jsonl to show again instead of this machine.
-        at_once: Whether only one snapshot is wanted: a recording is then shown as it ends.
+        recording: A readings.jsonl to replay instead of this machine.
+        at_once: Whether only one snapshot is taken; a recording is then shown at its end.
 
     Raises:
-        TPUValidationError: One of them is not there, or no address.
+        TPUValidationError: A path does not exist, or an address is not valid.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class Feed:
             self._replay(recording, at_once=at_once)
         elif not hosts:
             self._sources = _sources_here(self._here)
-            if not any(isinstance(one, LibtpuSource) for one in self._sources):
+            if not any(isinstance(source, LibtpuSource) for source in self._sources):
                 self._notes.append(f"no process of this machine serves TPU metrics at {LIBTPU}")
         self._run = _training_run(run)
         if self._run is None and self._runs:
@@ -92,25 +99,27 @@ class Feed:
         self._versions = installed_versions("jax", "libtpu")
 
     def read(self) -> Snapshot:
-        """Ask everyone now."""
+        """Read all sources now."""
         readings = [source.read() for source in self._sources]
-        if not self._told and any(isinstance(one, HostSource) for one in self._sources):
+        if not self._told and any(isinstance(source, HostSource) for source in self._sources):
             time.sleep(SETTLE_S)
-            readings += [one.read() for one in self._sources if isinstance(one, HostSource)]
+            readings += [
+                source.read() for source in self._sources if isinstance(source, HostSource)
+            ]
         if self._scraped:
-            from ..scraping import scrape
+            from ..sources.prometheus import scrape
 
             readings += scrape(self._scraped)
         self._fleet.take(self._recorded())
-        self._fleet.take(self._as_process(one) for one in readings)
+        self._fleet.take(self._as_process(reading) for reading in readings)
         self._told = True
         now = time.time()
-        shown = max((one.time for one in readings), default=now) if self._recording else now
+        shown = max((reading.time for reading in readings), default=now) if self._recording else now
         hosts, silent = self._fleet.views(now=shown)
         training = None if self._run is None else self._train(self._run, now)
         notes = list(self._notes)
         if silent:
-            notes.append(f"{silent} host{'s' * (silent != 1)} fell silent")
+            notes.append(f"{silent} host{'s' * (silent != 1)} stopped reporting")
         if training is not None and training.summary.problem:
             notes.append(training.summary.problem)
         return Snapshot(
@@ -124,13 +133,13 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         for source in self._sources:
             source.close()
 
     def _train(self, run: Run, now: float) -> Training:
         attempts = run.attempts()
-        losses = [as_number(one.get("loss")) for one in newest_records(run.path)]
+        losses = [as_number(record.get("loss")) for record in newest_records(run.path)]
         last = attempts[-1] if attempts else None
         if self._stragglers is None or now - self._stragglers[0] >= STRAGGLERS_EVERY_S:
             self._stragglers = now, run.stragglers()
@@ -151,28 +160,28 @@ class Feed:
             ) from error
         if not self._sources:
             raise TPUValidationError(
-                f"{recording} holds no readings; name a readings.jsonl that a monitor wrote."
+                f"{recording} contains no readings; name a readings.jsonl that a monitor wrote."
             )
         if at_once:
             self._fleet.take(newest_readings(recording))
 
     def _recorded(self) -> list[Reading]:
-        """What monitors wrote into run directories: a minute at first, then what is newest."""
+        """Return readings from run directories: the last minute at first, then the newest."""
         hosts = [(run, process) for run in self._runs for process in run.processes()]
         most = NEWEST_BYTES if self._told else FIRST_BYTES
         size = share_of(most, len(hosts))
-        return [one for run, process in hosts for one in run.newest_readings(process, size)]
+        return [reading for run, process in hosts for reading in run.newest_readings(process, size)]
 
     def _as_process(self, reading: Reading) -> Reading:
-        """Return a reading of this machine as one of the process of the run that is on it."""
+        """Return a reading of this machine with the index of the run's process on it."""
         process = self._fleet.process_on(reading.host)
         return reading if process is None else dataclasses.replace(reading, process=process)
 
     def _title(self, training: Training | None) -> str:
         if training is not None and training.summary.device_kind:
             about = training.summary
-            of = f"{about.chips} × {about.device_kind}" if about.chips else about.device_kind
-            return f"{about.slice}, {of}" if about.slice else of
+            chips = f"{about.chips} × {about.device_kind}" if about.chips else about.device_kind
+            return f"{about.slice}, {chips}" if about.slice else chips
         return str(self._here)
 
     def _cost(self, training: Training | None) -> Figure | None:
@@ -187,16 +196,18 @@ class Feed:
 
 
 def _scraped(address: str) -> "ScrapedHost":
-    from ..scraping import ScrapedHost  # loads what HTTP needs, which nothing else here does
+    from ..sources.prometheus import (
+        ScrapedHost,  # loads HTTP modules, which nothing else here needs
+    )
 
     return ScrapedHost(address)
 
 
 def _sources_here(here: Accelerators) -> list[Source]:
-    """Return who is asked on this machine.
+    """Return the sources for this machine.
 
-    Where no chip is seen, a container may hide it, so libtpu is asked if its port answers: to load
-    gRPC only to be refused takes a fifth of the time of a screen.
+    A container may hide a chip, so libtpu is also read where its port answers. The port is tried
+    first, because loading gRPC takes a fifth of the time of a screen.
     """
     sources: list[Source] = [HostSource()]
     if here.kind != "tpu":
@@ -218,9 +229,96 @@ def _answers(address: str) -> bool:
 def _training_run(given: Path | None) -> Run | None:
     if given is not None and not given.exists():
         raise TPUValidationError(
-            f"{given} is not there; name a run directory, or a folder of some."
+            f"{given} does not exist; name a run directory, or a folder of runs."
         )
-    found = find_runs(RUNS if given is None else given)
-    if given is not None and not found:
-        raise TPUValidationError(f"{given} holds no run; name a folder that `tpukit train` wrote.")
-    return found[0] if found else None
+    runs = find_runs(RUNS if given is None else given)
+    if given is not None and not runs:
+        raise TPUValidationError(
+            f"{given} contains no run; name a folder that `tpukit train` wrote."
+        )
+    return runs[0] if runs else None
+
+
+VIEWS: dict[str, View] = {"c": "chips", "h": "hosts", "r": "rolled up"}
+ESCAPE = "\x1b"
+
+
+@dataclass(frozen=True)
+class PressedKeys:
+    """The choices made by keys."""
+
+    view: View = "auto"
+    by_duty: bool = False
+    help: bool = False
+    quit: bool = False
+
+    def press(self, key: str) -> "PressedKeys":
+        """Return the choices after a key; the same view's key again returns to "auto"."""
+        if key in ("q", "Q", "\x04"):
+            return replace(self, quit=True)
+        if key in VIEWS:
+            return replace(self, view="auto" if self.view == VIEWS[key] else VIEWS[key])
+        if key == "s":
+            return replace(self, by_duty=not self.by_duty)
+        return replace(self, help=key == "?" and not self.help)
+
+
+def watch(feed: Feed, *, rate_s: float, console: Console) -> None:
+    """Show snapshots until q is pressed."""
+    keys = PressedKeys()
+    with (
+        single_keys() as next_key,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+        undone_if_interrupted(live.stop),
+    ):
+        while not keys.quit:
+            snapshot = feed.read()
+            due = time.monotonic() + rate_s
+            while True:
+                live.update(
+                    Screen(snapshot, keys.view, console.height, keys.by_duty, keys.help),
+                    refresh=True,
+                )
+                key = next_key(max(0.0, due - time.monotonic()))
+                if key is None:
+                    break
+                keys = keys.press(key)
+                if keys.quit:
+                    break
+
+
+@contextlib.contextmanager
+def single_keys() -> Generator[Callable[[float], str | None]]:
+    """Read single keys without echo; none without a terminal."""
+    if not sys.stdin.isatty():
+        yield _wait
+        return
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def restore() -> None:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+    def next_key(timeout_s: float) -> str | None:
+        if not select.select([terminal], [], [], timeout_s)[0]:
+            return None
+        key = os.read(terminal, 32).decode(errors="replace")
+        if not key:
+            time.sleep(timeout_s)  # the terminal is gone: do not spin
+            return None
+        return ESCAPE if key.startswith(ESCAPE) else key[0]
+
+    with undone_if_interrupted(restore):
+        try:
+            tty.setcbreak(terminal)
+            yield next_key
+        finally:
+            restore()
+
+
+def _wait(timeout_s: float) -> str | None:
+    time.sleep(timeout_s)
+    return None

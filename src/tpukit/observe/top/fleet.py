@@ -1,26 +1,33 @@
-"""Readings of any number of hosts, put together chip by chip, with the last minute of each."""
+"""The content of the screen at one moment: hosts and chips with their last minute, and the run."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
 
+from rich.console import RenderableType
+
+from ...hardware.figure import Figure
+from ...shown import Facts, Shown
 from ..readings import Reading
-from ..stragglers.chip_signs import is_typical
+from ..runs.goodput import RunGoodput
+from ..runs.summary import RunSummary
+from ..stragglers.comparison import StragglerReport
+from ..stragglers.detection import is_typical
 
 HISTORY_S = 60.0
-# A monitor writes an unchanged reading once a minute: what is older than two is not known any more.
+# A monitor writes an unchanged reading once per minute, so older readings are stale.
 STALE_S = 150.0
 SPARKLED = ("duty_cycle", "host_cpu_utilization")
 
 
 @dataclass(frozen=True)
-class ChipView:
-    """One chip now.
+class ChipView(Facts):
+    """The newest figures of one chip.
 
     Attributes:
         chip: Its index on its host.
-        values: By metric; what is not here is missing.
+        values: By metric; other metrics are missing.
         history: Its duty cycle in the last minute, oldest first.
     """
 
@@ -28,22 +35,18 @@ class ChipView:
     values: Mapping[str, float]
     history: Sequence[float] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"chip": self.chip, "values": dict(self.values), "history": list(self.history)}
-
 
 @dataclass(frozen=True)
-class HostView:
-    """One host now.
+class HostView(Facts):
+    """The newest figures of one host.
 
     Attributes:
         name: The machine's name.
-        process: Its process of the run.
-        values: Of the host itself, by metric.
+        process: Its process index.
+        values: The host's own figures by metric.
         chips: In order.
-        missing: Metrics nobody gave, each with the reason.
-        history: How busy its CPUs were in the last minute, oldest first.
+        missing: Missing metrics, each with the reason.
+        history: Its CPU utilization in the last minute, oldest first.
         time: Unix seconds of its newest reading.
     """
 
@@ -54,29 +57,18 @@ class HostView:
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     history: Sequence[float] = ()
     time: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "name": self.name,
-            "process": self.process,
-            "time": self.time,
-            "values": dict(self.values),
-            "chips": [chip.to_dict() for chip in self.chips],
-            "missing": dict(self.missing),
-            "history": list(self.history),
-        }
+    _facts = ("name", "process", "time", "values", "chips", "missing", "history")
 
 
 class Fleet:
-    """Keeps the newest reading of each host and source, and a minute of what is drawn."""
+    """Keeps the newest reading of each host and source, and a minute of history."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int], dict[str, Reading]] = {}
         self._history: dict[tuple[str, int, int | None], deque[tuple[float, float]]] = {}
 
     def take(self, readings: Iterable[Reading]) -> None:
-        """Take in readings, in the order of their time for each source."""
+        """Add readings, in order of time for each source."""
         for reading in readings:
             host = (reading.host, reading.process)
             before = self._newest.setdefault(host, {}).get(reading.source)
@@ -92,15 +84,15 @@ class Fleet:
                         past.popleft()
 
     def process_on(self, host: str) -> int | None:
-        """Return the process of the run that is on a host; None before any was heard of."""
+        """Return the run's process on a host; None without a reading of the host."""
         return min((process for name, process in self._newest if name == host), default=None)
 
     def views(self, *, now: float) -> tuple[list[HostView], int]:
-        """Return the hosts that spoke lately, by process, and how many others fell silent."""
+        """Return the hosts with recent readings, and the number of other hosts."""
         hosts: list[HostView] = []
         silent = 0
         for (name, process), sources in self._newest.items():
-            fresh = [one for one in sources.values() if now - one.time <= STALE_S]
+            fresh = [reading for reading in sources.values() if now - reading.time <= STALE_S]
             if fresh:
                 hosts.append(self._view(name, process, fresh))
             else:
@@ -111,14 +103,14 @@ class Fleet:
         own: dict[str, float] = {}
         chips: dict[int, dict[str, float]] = {}
         missing: dict[str, str] = {}
-        for reading in sorted(readings, key=lambda one: one.time):
+        for reading in sorted(readings, key=attrgetter("time")):
             missing |= reading.missing
             seen: set[tuple[str, int | None]] = set()
             for sample in reading.samples:
                 if not is_typical(sample.labels):
                     continue
                 values = own if sample.chip is None else chips.setdefault(sample.chip, {})
-                again = (sample.metric, sample.chip) in seen  # of several links the worst counts
+                again = (sample.metric, sample.chip) in seen  # the worst of several links counts
                 before = values.get(sample.metric, sample.value) if again else sample.value
                 values[sample.metric] = max(before, sample.value)
                 seen.add((sample.metric, sample.chip))
@@ -133,8 +125,63 @@ class Fleet:
             ),
             {metric: why for metric, why in missing.items() if metric not in given},
             self._past(name, process, None),
-            max(one.time for one in readings),
+            max(reading.time for reading in readings),
         )
 
     def _past(self, name: str, process: int, chip: int | None) -> list[float]:
         return [value for _, value in self._history.get((name, process, chip), ())]
+
+
+@dataclass(frozen=True)
+class Training(Facts):
+    """The run on the screen.
+
+    Attributes:
+        summary: Its state and figures.
+        goodput: Its time by cause, over all attempts.
+        stragglers: Its slow hosts.
+        losses: Losses of the newest steps, oldest first.
+        up_s: Seconds since its last attempt began.
+    """
+
+    summary: RunSummary
+    goodput: RunGoodput
+    stragglers: StragglerReport
+    losses: tuple[float, ...] = ()
+    up_s: float | None = None
+    _facts = ("summary", "goodput", "stragglers", "up_s")
+
+
+@dataclass(frozen=True)
+class Snapshot(Shown):
+    """One moment.
+
+    Attributes:
+        time: Unix seconds.
+        title: The slice, or this machine's accelerators.
+        versions: Of jax and libtpu on this machine.
+        cost_per_hour: The slice's list price.
+        hosts: Hosts with recent readings.
+        training: The run, if there is one.
+        notes: Silent hosts and files that cannot be read.
+    """
+
+    time: float
+    title: str
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    cost_per_hour: Figure | None = None
+    hosts: tuple[HostView, ...] = ()
+    training: Training | None = None
+    notes: tuple[str, ...] = ()
+
+    def __rich__(self) -> RenderableType:
+        from .screen import Screen
+
+        return Screen(self)
+
+    def missing(self) -> dict[str, str]:
+        """Return the metrics that no host has, each with a reason."""
+        reasons = {name: why for host in self.hosts for name, why in host.missing.items()}
+        given = {name for host in self.hosts for name in host.values}
+        given |= {name for host in self.hosts for chip in host.chips for name in chip.values}
+        return {name: why for name, why in reasons.items() if name not in given}

@@ -1,6 +1,6 @@
 """The screen: a header, chips by host or hosts rolled up, the run, and what is missing and why.
 
-Names and reasons come from other machines, so everything is `Text`: nothing in it is markup.
+Names and reasons come from other machines, so everything is `Text` and nothing in it is markup.
 """
 
 import statistics
@@ -13,12 +13,133 @@ from rich.table import Table
 from rich.text import Text
 
 from ...hardware.figure import count_text
+from ...hardware.missing import Missing
 from ..readings import METRICS
-from .bars import bar, sparkline
-from .columns import CHIP_COLUMNS, EXPECTED, HOST_COLUMNS, MEMORY, Values, gib, shown
-from .fleet import ChipView, HostView
-from .snapshot import Snapshot
-from .training_pane import clock, training_lines
+from ..runs.goodput import label_of
+from .columns import (
+    CHIP_COLUMNS,
+    EXPECTED,
+    HOST_COLUMNS,
+    MEMORY,
+    Values,
+    bar,
+    gib,
+    shown,
+    sparkline,
+)
+from .fleet import ChipView, HostView, Snapshot, Training
+
+PROGRESS, LOSSES = 20, 20
+NAMED = 3  # causes of lost time shown
+
+
+def training_lines(snapshot: Snapshot, *, ascii_only: bool = False) -> Iterator[Text]:
+    """Yield the lines of the run's pane."""
+    training = snapshot.training
+    if training is None:
+        yield _line("no run: `tpukit train` writes one to runs/, or name its folder", style="dim")
+        return
+    yield Text("")
+    for line in _lines(training, ascii_only=ascii_only):
+        line.no_wrap, line.overflow = True, "ellipsis"
+        yield line
+    # These lines may wrap.
+    for straggler in training.stragglers.found[:NAMED]:
+        yield Text(f"! {straggler}", style="red")
+    for reason, names in _missing(training).items():
+        yield Text(f"– {', '.join(names)}: {reason}", style="dim")
+
+
+def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
+    now = training.summary
+    dot = " | " if ascii_only else " · "
+    style = {"running": "green", "ended": "cyan", "silent": "red"}[now.state]
+    first = Text().append(now.name, style="bold").append("  ")
+    first.append(now.state_in_words, style=style)
+    first.append(f"{dot}step {now.step:,}")
+    if now.total_steps:
+        first.append(f" of {now.total_steps:,} ")
+        first.append(bar_of(now.step / now.total_steps, ascii_only=ascii_only))
+    yield first
+    loss = Text(f"loss {now.loss:.4f}")
+    drawn = sparkline(training.losses, LOSSES, ascii_only=ascii_only)
+    loss.append(f" {drawn}" if drawn else "")
+    loss.append(f"{dot}{now.speed_in_words}")
+    yield loss.append(f"{dot}MFU {now.mfu:.1%}")
+    if not isinstance(now.mfu, Missing) and now.mfu_convention:
+        yield _line(f"MFU: {now.mfu_convention}", style="dim")
+    yield _line(step_text(training, dot))
+    saved = "none" if now.checkpoint_step is None else f"step {now.checkpoint_step:,}"
+    ago = now.checkpoint_age_s
+    age = "" if isinstance(ago, Missing) else f", {clock(ago)} ago"
+    yield _line(goodput_text(training))
+    yield _line(f"checkpoint {saved}{age}{dot}{training.goodput.lost_steps:,} steps lost so far")
+
+
+def step_text(training: Training, dot: str) -> str:
+    """Return measured and predicted step times as text."""
+    now = training.summary
+    measured, predicted = now.step_time_p50_s, now.predicted_step_s
+    text = f"step {measured:.4g} s p50, {now.step_time_p99_s:.4g} s p99{dot}predicted "
+    if isinstance(measured, Missing) or isinstance(predicted, Missing) or not predicted:
+        return f"{text}{predicted:.4g}"
+    return f"{text}{predicted:.4g} s (measured is {measured / predicted - 1:+.1%})"
+
+
+def _missing(training: Training) -> dict[str, list[str]]:
+    """Return the missing figures by reason."""
+    now = training.summary
+    examples = now.examples_per_s_per_chip
+    by_reason: dict[str, list[str]] = {}
+    for name, value in {
+        "loss": now.loss,
+        "tokens/s/chip": now.tokens_per_s_per_chip if isinstance(examples, Missing) else examples,
+        "MFU": now.mfu,
+        "step": now.step_time_p50_s,
+        "prediction": now.predicted_step_s,
+        "goodput": now.goodput,
+    }.items():
+        if isinstance(value, Missing):
+            by_reason.setdefault(value.reason, []).append(name)
+    return by_reason
+
+
+def goodput_text(training: Training) -> str:
+    """Return goodput and its largest losses as text."""
+    goodput = training.goodput
+    if goodput.share is None:
+        return "goodput –"
+    costs = [
+        f"{label_of(cause)} {seconds / goodput.total.wall_s:.1%}"
+        for cause, seconds in list(goodput.badput_s.items())[:NAMED]
+        if seconds >= 0.001 * goodput.total.wall_s
+    ]
+    tries = "" if goodput.attempts < 2 else f" over {goodput.attempts} attempts"
+    rest = f" ({', '.join(costs)})" if costs else ""
+    return f"goodput {goodput.share:.1%}{tries}{rest}"
+
+
+def bar_of(share: float, *, ascii_only: bool) -> Text:
+    """Return a progress bar, without warning colors."""
+    drawn = bar(0.0, PROGRESS, ascii_only=ascii_only).plain
+    full = round(min(1.0, max(0.0, share)) * PROGRESS)
+    filled = ("#" if ascii_only else "█") * full
+    return Text(filled + drawn[full:]).append(f" {share:.0%}")
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as text: 1:02:03, 4:05, 6 s."""
+    total = round(max(0.0, seconds))
+    hours, rest = divmod(total, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{last:02d}"
+    return f"{minutes}:{last:02d}" if minutes else f"{last} s"
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
 
 View = Literal["auto", "chips", "hosts", "rolled up"]
 MOST_HOSTS = 16
@@ -28,13 +149,13 @@ HELP = "q quit   ? help   c chips   h hosts   r roll up   s sort by duty"
 
 @dataclass(frozen=True)
 class Screen:
-    """A snapshot as it is drawn.
+    """A snapshot as a rich renderable.
 
     Attributes:
-        snapshot: What to draw.
+        snapshot: The content.
         view: Chips, hosts, or all hosts rolled up; "auto" takes the most detailed that fits.
-        height: Lines there are; None where there is no end of them.
-        by_duty: Whether the least busy come first.
+        height: Lines available; None for no limit.
+        by_duty: Whether the least busy chips come first.
         help: Whether to explain keys and columns.
     """
 
@@ -49,7 +170,7 @@ class Screen:
         below = list(training_lines(self.snapshot, ascii_only=ascii_only))
         below += self._footer()
         yield self._header()
-        lines = sum(len(console.render_lines(one, options, pad=False)) for one in below)
+        lines = sum(len(console.render_lines(line, options, pad=False)) for line in below)
         room = None if self.height is None else self.height - lines - 1
         yield self._fleet(room, ascii_only=ascii_only)
         yield from below
@@ -68,7 +189,7 @@ class Screen:
     def _fleet(self, room: int | None, *, ascii_only: bool) -> RenderableType:
         hosts = self.snapshot.hosts
         if not hosts:
-            return Text("no host says anything now")
+            return Text("no host reports now")
         view = self._chosen(room)
         if view == "rolled up":
             return rolled_up(hosts)
@@ -154,7 +275,7 @@ class _Row:
 
 
 def rolled_up(hosts: Sequence[HostView]) -> Table:
-    """Return least, median and greatest of every figure, and the host that is worst at it."""
+    """Return a table with least, median and greatest of every figure, and the worst host."""
     table = _table()
     for title in ("of all", "least", "median", "greatest", "worst host"):
         table.add_column(title, justify="left" if title in ("of all", "worst host") else "right")
@@ -189,7 +310,7 @@ def rolled_up(hosts: Sequence[HostView]) -> Table:
 
 
 def typical(chips: Sequence[ChipView]) -> dict[str, float]:
-    """Return the mean of each figure over the chips of a host; of scores the worst."""
+    """Return the mean of each figure over the chips of a host; for scores, the worst."""
     names = dict.fromkeys(name for chip in chips for name in chip.values)
     found: dict[str, float] = {}
     for name in names:
@@ -218,5 +339,5 @@ def _table() -> Table:
 
 
 def short(name: str) -> str:
-    """Return the end of a long name: hosts of one slice differ there."""
+    """Return the end of a long name, where hosts of one slice differ."""
     return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]

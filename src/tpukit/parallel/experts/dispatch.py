@@ -1,4 +1,4 @@
-"""Moving one shard's tokens to their experts and back: fixed buffers, or rows sorted by expert."""
+"""Move one shard's tokens to their experts and back, by fixed buffers or rows sorted by expert."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,11 @@ from ..mesh.manual_axes import divisors
 from .exchange import Exchange, segment_of_row
 from .feed_forward import Activation, ExpertWeight, ExpertWeights, add_to_groups, feed_forward
 from .float8 import Float8Weight, grouped_matmul_float8
-from .router import RouterArrays, RouterSettings, choose_experts
 from .routing import (
+    RouterArrays,
+    RouterSettings,
     RouterStats,
+    choose_experts,
     expert_capacity,
     invert,
     router_stats,
@@ -29,7 +31,7 @@ RoutingMethod: TypeAlias = Literal["capacity", "dropless"]
 
 @dataclass(frozen=True)
 class MoESettings:
-    """What a shard must know beside its arrays; the arguments of `moe_ffn`, localized."""
+    """Static settings of a shard: the arguments of `moe_ffn` for one device."""
 
     router: RouterSettings
     activation: Activation
@@ -39,7 +41,7 @@ class MoESettings:
     groups_here: int
     expert_axis: str | None  # None: every expert is on this device
     token_axes: tuple[str, ...]
-    hidden_axes: tuple[str, ...]  # those that split the experts' hidden dimension
+    hidden_axes: tuple[str, ...]  # axes that shard the experts' hidden dimension
     kernels: bool  # whether no mesh axis is automatic, so that Pallas kernels can be used
     float8: bool
     float8_bound: float | None
@@ -54,12 +56,12 @@ def moe_shard(
     *,
     settings: MoESettings,
 ) -> tuple[Array, RouterStats]:
-    """`moe_ffn` on the tokens and experts of one device, inside a manual region."""
+    """Run `moe_ffn` on the tokens and experts of one device, inside a manual region."""
     tokens = x.reshape(-1, x.shape[-1])
     looked_at = tokens if router_x is None else router_x.reshape(tokens.shape)
     choice = choose_experts(looked_at, router, settings.router)
     pair_weights = choice.weights[..., None]
-    # From here on experts are numbered by where their weights lie.
+    # From here on experts are numbered by the position of their weights.
     experts = choice.experts if slots is None else slots[choice.experts]
     inputs = tokens
     if settings.weigh_inputs:
@@ -74,7 +76,7 @@ def moe_shard(
 
 
 def _with_down_bias_once(weights: ExpertWeights, settings: MoESettings) -> ExpertWeights:
-    """The devices that split the hidden dimension add up what they make: one of them adds it."""
+    """Return biases in which only one shard of the hidden dimension adds `down`."""
     if weights.biases is None or not settings.hidden_axes:
         return weights
     is_first = lax.axis_index(settings.hidden_axes) == 0
@@ -91,9 +93,9 @@ def _through_buffers(
     num_experts: int,
     settings: MoESettings,
 ) -> tuple[Array, Array]:
-    """Every expert gets `capacity` rows of every group; gives (T, k, d) and who fitted.
+    """Give every expert `capacity` rows per group; return (T, k, d) and which pairs fit.
 
-    `inputs` has a row for every token, or for every pair of a token and its choice.
+    `inputs` has a row per token, or per pair of a token and its choice.
     """
     (tokens, k), groups = experts.shape, settings.groups_here
     size = _group_size(tokens, groups)
@@ -102,7 +104,7 @@ def _through_buffers(
     )
     buffers_size = groups * num_experts * capacity
 
-    # An expert has a buffer in every group, so (group, expert) is what pairs are sorted by.
+    # An expert has a buffer in every group, so pairs are sorted by (group, expert).
     group = jnp.arange(tokens) // size
     buffers = group[:, None] * num_experts + experts
     sorted_pairs = sort_assignments(buffers, groups * num_experts)
@@ -137,7 +139,7 @@ def _through_sorted_rows(
     num_experts: int,
     settings: MoESettings,
 ) -> tuple[Array, None]:
-    """Every pair is computed by a grouped matmul over rows sorted by expert; gives (T, k, d)."""
+    """Compute every pair by a grouped matmul over rows sorted by expert; return (T, k, d)."""
     sorted_pairs = sort_assignments(experts, num_experts)
     order, place = sorted_pairs.order, sorted_pairs.place
     pairs_each = experts.size // inputs.shape[0]
@@ -163,14 +165,14 @@ def _on_other_devices(
     )
     exchange = Exchange(everyones.sum(-1), axis, rows.shape[0])
     received = exchange.send(rows)
-    # Rows arrive grouped by source, then by expert: regroup them by expert alone.
+    # Rows arrive grouped by source, then by expert; regroup them by expert alone.
     arrived = lax.dynamic_index_in_dim(everyones, lax.axis_index(axis), axis=1, keepdims=False)
     segment = segment_of_row(arrived.reshape(-1), exchange.rows_received)
     expert = jnp.where(segment < arrived.size, segment % experts_here, experts_here)
     order = jnp.argsort(expert, stable=True)
     inverse = invert(order)
     sorted_rows = reorder_rows(received, order, inverse)
-    # What all devices send here together is, on average, as much as one of them has.
+    # All devices together send here, on average, as many rows as one of them has.
     computed = _grouped_feed_forward(
         sorted_rows, arrived.sum(0), weights, settings, expected_rows=rows.shape[0]
     )
@@ -217,7 +219,7 @@ def _multiply_groups(
 
 
 def _multiply_buffers(rows: Array, weight: ExpertWeight, *, settings: MoESettings) -> Array:
-    """Buffers (E, R, d), all of them full, times the weights of their experts."""
+    """Multiply full buffers (E, R, d) by the weights of their experts."""
     if not isinstance(weight, Float8Weight) and not settings.float8:
         return jnp.einsum("erd,edf->erf", rows, weight)
     experts, size, width = rows.shape
@@ -230,22 +232,23 @@ def _group_size(tokens: int, groups: int) -> int:
     if tokens % groups:
         raise ShardingError(
             f"{tokens} tokens (on each shard) cannot be split into {groups} equal capacity groups; "
-            f"groups a shard that divide them: {', '.join(map(str, divisors(tokens)[:12]))}."
+            "numbers of groups per shard that divide them: "
+            f"{', '.join(map(str, divisors(tokens)[:12]))}."
         )
     return tokens // groups
 
 
 @jax.custom_vjp
 def take_rows(rows: Array, indices: Array, takers: Array) -> Array:
-    """Rows by index; an index past the end gives zeros and passes no gradient.
+    """Take rows by index; an index past the end gives zeros and has no gradient.
 
-    The gradient of indexing adds rows up where they came from. A TPU does that row after row,
-    while routing knows both ways: who took a row as well as which row was taken. So the gradient is
-    taken by index too.
+    The gradient of indexing adds rows up where they came from, which a TPU does row by row. Routing
+    knows both directions: which row was taken, and where each row went. So the gradient takes rows
+    by index too.
 
     Args:
         rows: (R, d).
-        indices: Of any shape: which row goes there.
+        indices: Row numbers, in any shape.
         takers: (R, n) where each row went, as positions in the flattened `indices`; past their end
             for fewer than n.
 
@@ -273,5 +276,5 @@ take_rows.defvjp(_take_forward, _take_backward)
 
 
 def reorder_rows(rows: Array, order: Array, inverse: Array) -> Array:
-    """Rows in another order, given with its inverse."""
+    """Return rows in another order, given with its inverse."""
     return take_rows(rows, order, inverse[:, None])

@@ -1,4 +1,4 @@
-"""Sending a different number of rows to every device of a mesh axis, and getting them back."""
+"""Send a different number of rows to every device of a mesh axis, and return them."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ from jax import Array, lax
 
 
 class Exchange(NamedTuple):
-    """How many rows every device of the axis sends to every other. `sizes[i, j]` go from i to j."""
+    """Row counts between the devices of an axis: `sizes[i, j]` rows go from i to j."""
 
     sizes: Array  # (devices, devices) int32
     axis: str
-    rows: int  # a device's own rows, which bounds what it sends to any one device
+    rows: int  # a device's own rows, the most it sends to any one device
 
     @property
     def devices(self) -> int:
@@ -20,13 +20,13 @@ class Exchange(NamedTuple):
 
     @property
     def rows_received(self) -> int:
-        """The size of a receive buffer: every device may send everything here."""
+        """The size of a receive buffer, for the case that every device sends all its rows here."""
         return self.devices * self.rows
 
     def send(self, rows: Array) -> Array:
         """Send (rows, d), ordered by destination; receive (rows_received, d), ordered by source.
 
-        Only the first `sizes[:, here].sum()` rows received mean anything; the rest are zero.
+        Only the first `sizes[:, here].sum()` received rows are used; the rest are zero.
         """
         return _ragged_all_to_all(rows, self.sizes, self.rows_received, self.rows, self.axis)
 
@@ -53,7 +53,7 @@ def _ragged_all_to_all(
         )
 
     def padded(rows: Array) -> Array:
-        # XLA:CPU has no ragged all-to-all; equal blocks of the largest possible size do the same.
+        # XLA:CPU has no ragged all-to-all, so equal blocks of the largest possible size are sent.
         within = jnp.arange(most_to_one)
         source = send_starts[:, None] + within
         source = jnp.where(within < to_each[:, None], source, rows.shape[0])
@@ -69,7 +69,7 @@ def _ragged_all_to_all(
 
 
 def segment_of_row(sizes: Array, rows: int) -> Array:
-    """The segment of each row when segments of `sizes` stand in line; past them, their number."""
+    """Return the segment number of each row, for consecutive segments of `sizes`."""
     ends = jnp.cumsum(sizes)
     return jnp.cumsum(jnp.zeros_like(ends, shape=rows).at[ends].add(1, mode="drop"))
 

@@ -1,4 +1,4 @@
-"""What one expert computes: products with its weights, its biases and its activation."""
+"""The computation of one expert: matmuls with its weights, biases and activation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ ACTIVATIONS = (*PLAIN_ACTIVATIONS, CLAMPED_SWIGLU)
 
 
 class ExpertBiases(NamedTuple):
-    """What every expert adds to its products; ordered as the weights are placed."""
+    """The biases of all experts' matmuls, in the order of the weights."""
 
     gate: Array | None  # (E, f); None for experts without a gate
     up: Array  # (E, f)
@@ -42,16 +42,16 @@ class ExpertWeights(NamedTuple):
     biases: ExpertBiases | None = None
 
     def in_float8(self, bound: float) -> "ExpertWeights":
-        """The same, rounded to e4m3 with a constant scale; biases stay as they are."""
+        """Return the weights rounded to e4m3 with a constant scale; biases stay as they are."""
         gate, up, down = jax.tree.map(lambda weight: round_weight(weight, bound), self[:3])
         return ExpertWeights(gate, up, down, self.biases)
 
     def in_shares(self, shares: int) -> "ExpertWeights":
-        """The same bytes with every matrix cut into `shares` of its rows: (E * shares, …)."""
+        """Return the same bytes with every matrix's rows split into `shares`: (E * shares, …)."""
         return self._regrouped(lambda shape: (shape[0] * shares, shape[1] // shares, shape[2]))
 
-    def in_whole(self, shares: int) -> "ExpertWeights":
-        """What `in_shares` cut, as whole matrices again."""
+    def joined(self, shares: int) -> "ExpertWeights":
+        """Undo `in_shares`."""
         return self._regrouped(lambda shape: (shape[0] // shares, shape[1] * shares, shape[2]))
 
     def _regrouped(self, shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> "ExpertWeights":
@@ -59,12 +59,12 @@ class ExpertWeights(NamedTuple):
         return ExpertWeights(gate, up, down, self.biases)
 
     def check(self, num_experts: int) -> None:
-        """Raise TPUValidationError unless all arrays are of the router's experts and fit."""
+        """Raise TPUValidationError unless all arrays match the router's experts."""
         named = (("w_gate", self.gate), ("w_up", self.up), ("w_down", self.down))
         for name, weight in named:
             if weight is not None and weight.shape[0] != num_experts:
                 raise TPUValidationError(
-                    f"{name} has {weight.shape[0]} experts and the router {num_experts}; "
+                    f"{name} has {weight.shape[0]} experts, but the router {num_experts}; "
                     "the first dimension of every expert weight must be the router's last."
                 )
         if self.biases is None:
@@ -74,8 +74,8 @@ class ExpertWeights(NamedTuple):
             seen = None if bias is None else bias.shape
             if seen != expected:
                 raise TPUValidationError(
-                    f"The bias of {name} is {seen} and must be {expected}: one row for each "
-                    "expert, as wide as its product."
+                    f"The bias of {name} is {seen}, but must be {expected}: one row per expert, "
+                    "as wide as the expert's output."
                 )
 
 
@@ -85,8 +85,8 @@ class Activation:
 
     Attributes:
         name: One of `ACTIVATIONS`. "clamped_swiglu" is GPT-OSS's, and needs a gate.
-        limit: Of "clamped_swiglu": the gate is at most so large, the other product within ±limit.
-        alpha: Of "clamped_swiglu": the slope inside its sigmoid.
+        limit: For "clamped_swiglu": upper bound of the gate, and ± bound of the other factor.
+        alpha: For "clamped_swiglu": the slope inside its sigmoid.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Activation:
     alpha: float = 1.702
 
     def check(self, *, gated: bool) -> None:
-        """Raise TPUValidationError for an unknown name, or one that needs a gate there is not."""
+        """Raise TPUValidationError for an unknown name, or one that needs a missing gate."""
         if self.name not in ACTIVATIONS:
             raise TPUValidationError(
                 f"Activation '{self.name}' is unknown; known are {', '.join(ACTIVATIONS)}."
@@ -102,12 +102,12 @@ class Activation:
             )
         if self.name == CLAMPED_SWIGLU and not gated:
             raise TPUValidationError(
-                f"Activation '{CLAMPED_SWIGLU}' multiplies two products and w_gate is None; give "
+                f"Activation '{CLAMPED_SWIGLU}' needs a gate, but w_gate is None; give "
                 f"w_gate, or use one of {', '.join(PLAIN_ACTIVATIONS)}."
             )
 
     def __call__(self, gate: Array | None, up: Array) -> Array:
-        """The hidden values of the two products, or of one for experts without a gate."""
+        """Return the hidden values of both projections, or of one without a gate."""
         if self.name != CLAMPED_SWIGLU:
             plain = PLAIN_ACTIVATIONS[self.name]
             return plain(up) if gate is None else plain(gate) * up
@@ -125,7 +125,7 @@ def feed_forward(
     multiply: Callable[[Array, ExpertWeight], Array],
     add_bias: Callable[[Array, Array], Array],
 ) -> Array:
-    """Every row through its expert; `multiply` and `add_bias` know which that is."""
+    """Send every row through its expert, which `multiply` and `add_bias` select."""
     gate_bias, up_bias, down_bias = weights.biases or (None, None, None)
 
     def product(rows: Array, weight: ExpertWeight, bias: Array | None) -> Array:
@@ -140,8 +140,8 @@ def feed_forward(
 def add_to_groups(rows: Array, bias: Array, *, counts: Array) -> Array:
     """Add an expert's bias to each of its rows: `counts[0]` rows of expert 0, and so on.
 
-    By a product with ones and zeros, whose gradient is another: that of indexing would add up row
-    after row on a TPU. Rows of no expert stay as they are.
+    It is a matmul with ones and zeros, and so is its gradient, because the gradient of indexing
+    adds row by row on a TPU. Rows of no expert are unchanged.
     """
     expert = segment_of_row(counts, rows.shape[0])
     chosen = jax.nn.one_hot(expert, bias.shape[0], dtype=bias.dtype)

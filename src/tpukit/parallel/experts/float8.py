@@ -1,10 +1,10 @@
-"""Grouped products of experts in eight-bit floats, as published TPU runs make them.
+"""Grouped matmuls of experts in 8-bit floats, as in published TPU runs.
 
-As `tpukit.models.products.float8_static` does for one matrix: rows and weights in e4m3 with one
+As `tpukit.models.matmul.eight_bit` does for one matrix: rows and weights in e4m3 with one
 constant scale, or with scales by row and by column; gradients in e5m2, by row for the gradient of
-rows and by column for that of weights; the forward pass's values reused. A column's scale is shared
-by all experts, so it can be folded into a gradient whose rows are of any of them. The numbers are
-those of qwix's `ragged_dot_qt`, which like the published runs masks nothing.
+rows and by column for that of weights; the values of the forward pass are reused. A column's scale
+is shared by all experts, so it can be folded into a gradient whose rows are of any expert. The
+numbers are those of qwix's `ragged_dot_qt`, which like the published runs masks nothing.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...hardware.formats import FLOAT8_E4M3FN, FLOAT8_E5M2
-from ...kernels.ops.grouped_matmul.narrow import multiply_groups, sum_groups
+from ...kernels.ops.grouped_matmul.api import multiply_groups, sum_groups
 from ...kernels.rounding import quantize_channels, round_to_bound
 
 Residuals = tuple[Array, Array, Array, Array, Array]
@@ -26,12 +26,12 @@ Residuals = tuple[Array, Array, Array, Array, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Float8Weight:
-    """The weights of all experts in e4m3, rounded where they are stored: so they are gathered.
+    """The weights of all experts in e4m3, rounded where they are stored and gathered narrow.
 
     Attributes:
         values: (E, K, N) in e4m3.
-        wide: What was rounded, for its gradient alone. Its values are never read, so nobody
-            gathers them.
+        wide: The unrounded weight, only to receive its gradient. Its values are never read or
+            gathered.
     """
 
     values: Array
@@ -39,12 +39,12 @@ class Float8Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """Shape of the weight."""
         return self.values.shape
 
 
 def round_weight(weight: Array, bound: float) -> Float8Weight:
-    """A weight (E, K, N) in e4m3 with a constant scale, which keeps magnitudes up to `bound`."""
+    """Round a weight (E, K, N) to e4m3 with a constant scale for magnitudes up to `bound`."""
     return Float8Weight(round_to_bound(lax.stop_gradient(weight), FLOAT8_E4M3FN, bound), weight)
 
 
@@ -57,14 +57,14 @@ def grouped_matmul_float8(
     implementation: str | None = None,
     expected_rows: int | None = None,
 ) -> Array:
-    """`grouped_matmul` of rows (M, K) and weights (G, K, N), both rounded to eight bits.
+    """Return `grouped_matmul` of rows (M, K) and weights (G, K, N), both rounded to 8 bits.
 
     Args:
         rows: Sorted by group.
-        weight: One of (K, N) a group.
+        weight: (G, K, N), one matrix per group.
         group_sizes: (G,) integers; rows past their sum give zeros.
-        bound: The largest magnitude that one constant scale keeps, with which the weight may be
-            rounded already; None gives each row and each column a scale by its largest.
+        bound: The largest magnitude of one constant scale, with which the weight may be rounded
+            already; None gives each row and each column a scale by its largest magnitude.
         implementation: As for `grouped_matmul`.
         expected_rows: As for `grouped_matmul`.
     """
@@ -79,19 +79,19 @@ def grouped_matmul_float8(
 
 
 class _Kernel(NamedTuple):
-    """What makes the three products."""
+    """The implementation of the three matmuls."""
 
     implementation: str | None
     expected_rows: int | None
 
     @property
     def multiply(self) -> Callable[..., Array]:
-        """`multiply_groups` with it."""
+        """Call `multiply_groups` with this implementation."""
         return partial(multiply_groups, **self._asdict())
 
     @property
     def sum(self) -> Callable[..., Array]:
-        """`sum_groups` with it."""
+        """Call `sum_groups` with this implementation."""
         return partial(sum_groups, **self._asdict())
 
 
@@ -120,7 +120,7 @@ def _forward(
     del wide
     left, left_scales = _rounded(rows, bound, axis=1)
     kept = (left, left_scales, values, scales, sizes)
-    if bound is not None:  # both scales are this constant, which the kernel multiplies by
+    if bound is not None:  # both scales are this constant, by which the kernel multiplies
         factor = _scale(bound) ** 2
         return kernel.multiply(left, values, sizes, dtype=rows.dtype, factor=factor), kept
     y = kernel.multiply(left, values, sizes, dtype=rows.dtype)
@@ -133,7 +133,8 @@ def _backward(
     del bound
     left, left_scales, values, scales, sizes = kept
     dtype = gradient.dtype
-    # A scale of what is summed over can only stand on the other side, which is rounded anyway.
+    # The scale of a contracted dimension can only be applied to the other operand, which is rounded
+    # anyway.
     by_row, row_scales = quantize_channels(gradient * scales, FLOAT8_E5M2, axis=1)
     d_rows = kernel.multiply(by_row, values, sizes, dtype=dtype, transposed=True) * row_scales
     by_column, column_scales = quantize_channels(gradient * left_scales, FLOAT8_E5M2, axis=0)

@@ -1,32 +1,66 @@
-"""The mixture-of-experts feed-forward layer: on one device, on each for its own, or spread out."""
+"""The mixture-of-experts feed-forward layer, on one device or over a mesh."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError, did_you_mean
 from ..mesh.axes import BATCH_ROLES, axes_with_role, share_experts
-from ..mesh.manual_axes import (
-    axes_of,
-    axis_size,
-    copy_each,
-    describe_axes,
-    divisors,
-    mesh_in_use,
-)
+from ..mesh.manual_axes import axes_of, axis_size, copy_each, describe_axes, divisors, mesh_in_use
 from ..mesh.mesh import axis_sizes
 from .dispatch import MoESettings, RoutingMethod, moe_shard
 from .feed_forward import Activation, ExpertBiases, ExpertWeights
-from .region import ExpertRegion, manual_axes, region_of
-from .router import RouterArrays, RouterSettings
-from .routing import ExpertGroups, RouterStats, Score
+from .routing import ExpertGroups, RouterArrays, RouterSettings, RouterStats, Score
+
+
+@dataclass(frozen=True)
+class ExpertRegion:
+    """The mesh axes over which an expert layer is manual, and what they shard.
+
+    A Pallas kernel cannot be partitioned, so it can be used only if no axis is automatic.
+
+    Attributes:
+        axes: Every manual axis; empty when the layer needs no region.
+        hidden_axes: Axes that shard the experts' hidden dimension, whose outputs are added up.
+        hidden_parts: Number of shards of the hidden dimension.
+        is_whole: Whether no axis is automatic.
+    """
+
+    axes: frozenset[str]
+    hidden_axes: tuple[str, ...]
+    hidden_parts: int
+    is_whole: bool
+
+
+def manual_axes(mesh: AnyMesh) -> frozenset[str]:
+    """Return the axes that an enclosing region has made manual."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in kinds if kind == AxisType.Manual)
+
+
+def region_of(mesh: AnyMesh, token_axes: tuple[str, ...], *, hidden_width: int) -> ExpertRegion:
+    """Return the region for tokens sharded over `token_axes` and experts of `hidden_width`.
+
+    Tensor-parallel axes shard the hidden dimension if they divide it. If they do not, or an axis of
+    another meaning is left, all but the tokens' axes stay automatic.
+    """
+    sizes = axis_sizes(mesh)
+    already = manual_axes(mesh)
+    rest = [name for name in sizes if name not in already and name not in token_axes]
+    tensor = tuple(name for name in axes_with_role(rest, "tensor") if sizes[name] > 1)
+    parts = math.prod(sizes[name] for name in tensor)
+    if hidden_width % parts or any(sizes[name] > 1 for name in rest if name not in tensor):
+        return ExpertRegion(frozenset(token_axes), (), 1, is_whole=False)
+    return ExpertRegion(frozenset((*token_axes, *rest)), tensor, parts, is_whole=True)
 
 
 def moe_ffn(
@@ -62,7 +96,7 @@ def moe_ffn(
     axis: str | None = "expert",
     x_spec: P | None = None,
 ) -> tuple[Array, RouterStats]:
-    """Send every token through its `k` best experts and add up what they say.
+    """Send every token through its `k` best experts and return the weighted sum of their outputs.
 
     Args:
         x: (..., d) tokens.
@@ -70,44 +104,44 @@ def moe_ffn(
         w_gate: (E, d, f), or None for experts without a gate.
         w_up: (E, d, f).
         w_down: (E, f, d).
-        k: Experts a token.
-        routing: "capacity" gives every expert the same number of rows and drops pairs past it
-            (a dropped token keeps its residual); "dropless" computes every pair.
+        k: Experts per token.
+        routing: "capacity" gives every expert the same number of rows and drops pairs beyond it (a
+            dropped token keeps its residual); "dropless" computes every pair.
         capacity_factor: Head-room over the even share, for "capacity".
-        groups: Tokens compete for capacity inside groups of consecutive tokens. By default one
-            group a shard of tokens, which makes drops depend on the mesh: fix the number to get
-            the same result on every mesh.
+        groups: Tokens compete for capacity inside groups of consecutive tokens. The default is one
+            group per shard of tokens, so that drops depend on the mesh. Fix the number for the same
+            result on every mesh.
         normalize: See `route`.
         score: See `route`.
-        router_x: The tokens as the router is to see them, shaped like `x`; None: as they are.
+        router_x: Input of the router, shaped like `x`; None takes `x`.
         logit_bias: (E,) added to the router's logits.
         router_bias: (E,) added to the scores for the choice only; see `route` and
             `update_router_bias`.
-        expert_groups: Groups of consecutive experts, of which only some stand for choice; 0: every
-            expert does.
+        expert_groups: Groups of consecutive experts, of which a token chooses some; 0 has no
+            groups.
         kept_groups: How many groups a token may choose from.
-        group_top: A group is worth the sum of its so many best scores.
+        group_top: A group's score is the sum of its `group_top` best scores.
         weight_scale: Multiplies all weights, normalized or not.
         expert_scale: (E,) multiplies the weights of each expert, normalized or not.
-        weigh_inputs: Whether weights multiply what goes into an expert, and not what comes out.
-        biases: What experts add to their products.
+        weigh_inputs: Whether weights multiply an expert's input instead of its output.
+        biases: Biases of the experts' matmuls.
         activation: "silu", "gelu", "gelu_tanh", "relu", or "clamped_swiglu": see `Activation`.
-        activation_limit: Of "clamped_swiglu".
-        activation_alpha: Of "clamped_swiglu".
-        float8: Multiply in eight-bit floats, forward and backward; see `grouped_matmul_float8`.
-        float8_bound: With it weights and rows have one constant scale that keeps magnitudes up to
-            it, and weights are gathered in eight bits; None scales by the largest of this step.
-        placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
-            `place_experts`), and so do `biases`. The result does not depend on it.
-        mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
-        axis: The mesh axis the experts are split over; None when they are not: every device then
-            gathers them, as fsdp does any weight, and computes its own tokens.
-        x_spec: How `x` is split over the mesh. By default the first dimension over the batch axes
-            of the mesh and `axis`, so that every device sorts only its own tokens. Tensor-parallel
-            axes split the experts' hidden dimension; see `region_of`.
+        activation_limit: For "clamped_swiglu".
+        activation_alpha: For "clamped_swiglu".
+        float8: Multiply in 8-bit floats, forward and backward; see `grouped_matmul_float8`.
+        float8_bound: Weights and rows have one constant scale for magnitudes up to this bound, and
+            weights are gathered in 8 bits; None scales by the largest magnitudes of this step.
+        placement: (E,) a permutation: row p of the weights and `biases` is expert `placement[p]`
+            (see `place_experts`). The result does not depend on it.
+        mesh: Mesh with `axis`; None computes all experts here, or uses the mesh in context.
+        axis: The mesh axis that shards the experts. With None every device gathers them, as fsdp
+            does any weight, and computes its own tokens.
+        x_spec: Sharding of `x`. By default the first dimension over the batch axes of the mesh and
+            `axis`, so that every device sorts only its own tokens. Tensor-parallel axes shard the
+            experts' hidden dimension; see `region_of`.
 
     Returns:
-        The layer's output, shaped like `x`, and the statistics of the whole batch.
+        The layer's output, shaped like `x`, and the statistics of the full batch.
     """
     if routing not in get_args(RoutingMethod):
         raise TPUValidationError(
@@ -116,10 +150,10 @@ def moe_ffn(
         )
     if router_x is not None and router_x.shape != x.shape:
         raise TPUValidationError(
-            f"router_x is {router_x.shape} and x {x.shape}; the router needs the same tokens."
+            f"router_x is {router_x.shape}, but x is {x.shape}; the router needs the same tokens."
         )
     num_experts = router_w.shape[-1]
-    # Gradients of what every device has are summed in this precision.
+    # Gradients of replicated arrays are summed in this precision.
     precise = jnp.promote_types(x.dtype, jnp.float32)
     router = RouterArrays(router_w, logit_bias, router_bias, expert_scale)
     router.check()
@@ -183,7 +217,7 @@ def moe_ffn(
         weights: ExpertWeights,
     ) -> tuple[Array, RouterStats]:
         (x, router_x), own = jax.tree.map(lambda array: array[0], (tokens, weights))
-        own = own.in_whole(further)
+        own = own.joined(further)
         y, stats = moe_shard(x, router_x, router, slots, own, settings=here)
         return y[None], stats
 
@@ -194,7 +228,7 @@ def moe_ffn(
         in_specs=(tokens_spec, P(), P(), _weight_specs(weights, region, token_axes, axis)),
         out_specs=(tokens_spec, P()),
         axis_names=set(region.axes),
-        check_vma=not region.is_whole,  # it knows no Pallas kernels
+        check_vma=not region.is_whole,  # it has no Pallas kernels
     )
     y, stats = mapped(
         copy_each((x, router_x), region.hidden_parts),
@@ -202,13 +236,12 @@ def moe_ffn(
         slots,
         copy_each(weights.in_shares(further), shards // expert_ways),
     )
-    # Each part of the hidden dimension made its share. In their own dtype, as a product of a
-    # tensor-parallel layer is summed.
+    # Add the shares of the hidden dimension, in their own dtype, as in a tensor-parallel layer.
     return lax.reduce_sum(y, (0,)), stats
 
 
 def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
-    """Reorder expert weights (E, ...) so that row p holds expert `placement[p]`."""
+    """Reorder expert weights (E, ...) so that row p is expert `placement[p]`."""
     return jnp.take(weights, jnp.asarray(placement), axis=0)
 
 
@@ -224,8 +257,8 @@ def _expert_groups(count: int, kept: int, top: int) -> ExpertGroups | None:
         return ExpertGroups(count, kept, top)
     if kept:
         raise TPUValidationError(
-            f"kept_groups={kept} was given and expert_groups is 0; say into how many groups the "
-            "experts fall."
+            f"kept_groups={kept} was given, but expert_groups is 0; give the number of groups of "
+            "experts."
         )
     return None
 
@@ -233,7 +266,7 @@ def _expert_groups(count: int, kept: int, top: int) -> ExpertGroups | None:
 def _weight_specs(
     weights: ExpertWeights, region: ExpertRegion, token_axes: tuple[str, ...], axis: str | None
 ) -> ExpertWeights:
-    """How `copy_each` of the weights is split: copies, experts and the hidden dimension."""
+    """Return the shardings of copied weights: copies, experts and the hidden dimension."""
     copies = tuple(name for name in token_axes if name != axis) or None
     hidden = region.hidden_axes or None
     widen, narrow = P(copies, axis, None, hidden), P(copies, axis, hidden)
@@ -243,10 +276,10 @@ def _weight_specs(
 
 
 def _further_shares(weights: ExpertWeights, mesh: AnyMesh, region: ExpertRegion) -> int:
-    """Into how many shares fsdp cuts an expert where there are more devices than experts.
+    """Return the number of shares of an expert where fsdp has more devices than experts.
 
-    In these shares, and not in whole experts, gradients are summed and scattered at once: what is
-    split along two dimensions the compiler sums whole on every device.
+    In these shares gradients are reduce-scattered. A gradient that is sharded along two dimensions
+    the compiler would sum in full on every device.
     """
     sizes = axis_sizes(mesh)
     axes = {axis: sizes[axis] for axis in axes_with_role(mesh.axis_names, "fsdp")}
@@ -257,7 +290,7 @@ def _further_shares(weights: ExpertWeights, mesh: AnyMesh, region: ExpertRegion)
 
 
 def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
-    """Into how many parts the experts are split; raises when they cannot be."""
+    """Return the number of shards of the experts; raise if they do not divide."""
     size = axis_size(mesh, axis, needed_for="Expert parallelism")
     if num_experts % size:
         raise ShardingError(
@@ -273,7 +306,7 @@ def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
 
 
 def _check_split(x: Array, mesh: AnyMesh, spec: P) -> int:
-    """The number of shards of tokens; raises when tokens cannot be split."""
+    """Return the number of shards of tokens; raise if they do not divide."""
     shards = 1
     for dimension, entry in enumerate(spec):
         pieces = 1
@@ -281,7 +314,7 @@ def _check_split(x: Array, mesh: AnyMesh, spec: P) -> int:
             pieces *= axis_size(mesh, name, needed_for="x_spec")
         if x.shape[dimension] % pieces:
             raise ShardingError(
-                f"Dimension {dimension} of x has {x.shape[dimension]} rows and x_spec={spec} "
+                f"Dimension {dimension} of x has {x.shape[dimension]} rows, but x_spec={spec} "
                 f"splits it {pieces} ways on {describe_axes(mesh)}; use a multiple of {pieces}."
             )
         shards *= pieces

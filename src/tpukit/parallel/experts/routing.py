@@ -1,8 +1,8 @@
-"""Load of experts: statistics that add up, and balancing by a bias; the choice is a kernel's."""
+"""Routers: their settings and choice, load statistics that add up, and balancing by a bias."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +11,32 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from rich.table import Table
 
-from ...kernels.ops.moe_gating.routing import ExpertGroups as ExpertGroups
-from ...kernels.ops.moe_gating.routing import Routing as Routing
-from ...kernels.ops.moe_gating.routing import Score as Score
-from ...kernels.ops.moe_gating.routing import SortedAssignments as SortedAssignments
-from ...kernels.ops.moe_gating.routing import balance_loss
-from ...kernels.ops.moe_gating.routing import expert_capacity as expert_capacity
-from ...kernels.ops.moe_gating.routing import invert as invert
-from ...kernels.ops.moe_gating.routing import route as route
-from ...kernels.ops.moe_gating.routing import sort_assignments as sort_assignments
-from ...kernels.ops.moe_gating.routing import within_capacity as within_capacity
+from ...errors import TPUValidationError
+from ...kernels.ops.moe_gating import ExpertGroups as ExpertGroups
+from ...kernels.ops.moe_gating import Routing as Routing
+from ...kernels.ops.moe_gating import Score as Score
+from ...kernels.ops.moe_gating import SortedAssignments as SortedAssignments
+from ...kernels.ops.moe_gating import balance_loss
+from ...kernels.ops.moe_gating import expert_capacity as expert_capacity
+from ...kernels.ops.moe_gating import invert as invert
+from ...kernels.ops.moe_gating import route as route
+from ...kernels.ops.moe_gating import sort_assignments as sort_assignments
+from ...kernels.ops.moe_gating import within_capacity as within_capacity
 from ...shown import Shown
 
 
 @partial(jax.tree_util.register_dataclass)
 @dataclass(frozen=True)
 class RouterStats(Shown):
-    """Sums over routers (layers, steps): add two and the means below stay right.
+    """Sums over routers (layers, steps), which can be added.
 
     Counts are float32, so a very long sum loses its last digits instead of overflowing.
     """
 
-    routers: Array  # how many routers were summed
+    routers: Array  # number of routers
     tokens: Array
-    expert_tokens: Array  # (E,) pairs sent to each expert, dropped ones included
-    dropped_tokens: Array  # (E,) pairs an expert had no room for
+    expert_tokens: Array  # (E,) pairs sent to each expert, including dropped ones
+    dropped_tokens: Array  # (E,) dropped pairs of each expert
     balance_loss_sum: Array
     z_loss_sum: Array
     entropy_sum: Array
@@ -45,13 +46,13 @@ class RouterStats(Shown):
 
     @classmethod
     def zeros(cls, num_experts: int, dtype: DTypeLike = jnp.float32) -> "RouterStats":
-        """The statistics of no routers: where a sum starts."""
+        """Return the statistics of no routers, the start of a sum."""
         scalar, vector = jnp.zeros((), dtype), jnp.zeros(num_experts, dtype)
         return cls(scalar, scalar, vector, vector, scalar, scalar, scalar)
 
     @property
     def load(self) -> Array:
-        """(E,) the fraction of all pairs that each expert was sent; 1/E everywhere is even."""
+        """(E,) the fraction of all pairs for each expert; 1/E everywhere is even."""
         return self.expert_tokens / jnp.maximum(self.expert_tokens.sum(-1, keepdims=True), 1)
 
     @property
@@ -61,7 +62,7 @@ class RouterStats(Shown):
 
     @property
     def dropped_fraction(self) -> Array:
-        """The fraction of pairs that found no room."""
+        """The fraction of pairs that were dropped."""
         return self.dropped_tokens.sum(-1) / jnp.maximum(self.expert_tokens.sum(-1), 1)
 
     @property
@@ -80,7 +81,7 @@ class RouterStats(Shown):
         return self.entropy_sum / jnp.maximum(self.routers, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers; only for concrete values, outside jit."""
+        """Return the figures as plain numbers; only for concrete values, outside jit."""
         return {
             "routers": float(self.routers),
             "tokens": float(self.tokens),
@@ -110,13 +111,13 @@ class RouterStats(Shown):
 def router_stats(
     routing: Routing, *, kept: Array | None = None, axes: tuple[str, ...] = ()
 ) -> RouterStats:
-    """Statistics of one router.
+    """Return the statistics of one router.
 
     Args:
-        routing: What `route` returned.
-        kept: (T, k) which pairs found room; all of them by default.
-        axes: Manual mesh axes the tokens are split over: the figures are of all their tokens, so
-            the balance loss is that of the whole batch and not of one shard.
+        routing: The result of `route`.
+        kept: (T, k) which pairs were not dropped; all of them by default.
+        axes: Manual mesh axes that shard the tokens. The figures are of all their tokens, so the
+            balance loss is that of the full batch.
     """
     probabilities, logits = routing.probabilities, routing.logits
     num_experts = logits.shape[-1]
@@ -127,8 +128,8 @@ def router_stats(
         return lax.psum(counts, axes)
 
     pair = jnp.ones_like(logits, shape=routing.experts.shape)
-    # The balance loss's gradient reads these; a few numbers that remat need not sum again, behind
-    # whatever else is on the network in the backward pass.
+    # The gradient of the balance loss reads these few numbers. Kept, remat need not sum them again
+    # over the network in the backward pass.
     expert_tokens = checkpoint_name(per_expert(pair), "expert_tokens")
     dropped = jnp.zeros_like(expert_tokens) if kept is None else per_expert(pair * ~kept)
     tokens = expert_tokens.sum() / routing.experts.shape[-1]
@@ -148,9 +149,63 @@ def router_stats(
 
 
 def update_router_bias(bias: Array, load: Array, rate: float = 1e-3) -> Array:
-    """Move a router's selection bias towards even load, with no auxiliary loss.
+    """Return a router's selection bias moved towards even load, without an auxiliary loss.
 
-    Experts above the mean load become `rate` less attractive, those below `rate` more. Call it
-    once a step with `RouterStats.expert_tokens` (or any load) and pass the result to `route`.
+    The bias of experts above the mean load falls by `rate`, that of experts below rises by `rate`.
+    Call it once per step with `RouterStats.expert_tokens` (or any load) and pass the result to
+    `route`.
     """
     return bias + rate * jnp.sign(load.mean(-1, keepdims=True) - load).astype(bias.dtype)
+
+
+class RouterArrays(NamedTuple):
+    """A router's arrays. Experts have the router's numbers, wherever their weights are placed."""
+
+    weight: Array  # (d, E)
+    logit_bias: Array | None = None  # (E,) added to the logits
+    choice_bias: Array | None = None  # (E,) added to the scores for the choice only
+    expert_scale: Array | None = None  # (E,) multiplies the weights of each expert
+
+    def check(self) -> None:
+        """Raise TPUValidationError unless all arrays have the same experts."""
+        num_experts = self.weight.shape[-1]
+        vectors = {
+            "logit_bias": self.logit_bias,
+            "router_bias": self.choice_bias,
+            "expert_scale": self.expert_scale,
+        }
+        for name, vector in vectors.items():
+            if vector is not None and vector.shape != (num_experts,):
+                raise TPUValidationError(
+                    f"{name} is {vector.shape}, but the router has {num_experts} experts; it must "
+                    f"be ({num_experts},)."
+                )
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """How a router chooses; see `route`."""
+
+    k: int
+    score: Score
+    normalize: bool
+    weight_scale: float
+    groups: ExpertGroups | None
+
+
+def choose_experts(tokens: Array, router: RouterArrays, settings: RouterSettings) -> Routing:
+    """Choose the experts of tokens (T, d), in float32 or better."""
+    precise = jnp.promote_types(tokens.dtype, jnp.float32)
+    logits = tokens.astype(precise) @ router.weight.astype(precise)
+    if router.logit_bias is not None:
+        logits = logits + router.logit_bias.astype(precise)
+    return route(
+        logits,
+        settings.k,
+        normalize=settings.normalize,
+        score=settings.score,
+        bias=router.choice_bias,
+        groups=settings.groups,
+        weight_scale=settings.weight_scale,
+        expert_scale=router.expert_scale,
+    )

@@ -1,6 +1,6 @@
-"""What each mesh axis name means, names for axes given as numbers, and a shape's default split.
+"""The roles of mesh axis names, names for axes given as numbers, and a shape's default sharding.
 
-One table of names is read by every strategy; nothing here needs jax.
+Every strategy reads one table of names; nothing here needs jax.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from ...errors import MeshError, did_you_mean
 
 Role = Literal["replica", "data", "fsdp", "tensor", "expert", "stage", "context"]
 
-# Many names are in use for the same thing; the role is what the axis is for.
+# Many names are in use for the same role.
 ROLE_OF_AXIS: dict[str, Role] = {
     "dcn": "replica",
     "replica": "replica",
@@ -37,17 +37,17 @@ ROLE_OF_AXIS: dict[str, Role] = {
     "sp": "context",
 }
 
-# Every example of a batch is whole on one coordinate of these axes. An expert axis is one of
-# them outside the expert layers, where all-to-all trades examples for experts.
+# These axes shard a batch by examples. An expert axis is one of them outside the expert layers,
+# where all-to-all exchanges examples for experts.
 BATCH_ROLES: tuple[Role, ...] = ("replica", "data", "fsdp", "expert")
-# What each axis of a mesh that was given as numbers alone is for.
+# Roles of the axes of a mesh given as numbers.
 _NAMES = {1: ("fsdp",), 2: ("fsdp", "tensor"), 3: ("data", "fsdp", "tensor")}
 
 MeshShape = Sequence[int] | Mapping[str, int]
 
 
 def role_of(axis: str) -> Role:
-    """Return what the axis called `axis` is for.
+    """Return the role of an axis.
 
     Raises:
         MeshError: The name is not in the table.
@@ -62,14 +62,14 @@ def role_of(axis: str) -> Role:
 
 
 def axes_with_role(axis_names: Iterable[object], *roles: Role) -> tuple[str, ...]:
-    """The axes of a mesh that play one of `roles`, in mesh order; other names are left out."""
+    """Return the axes of a mesh with one of `roles`, in mesh order; unknown names are left out."""
     return tuple(
         axis for axis in axis_names if isinstance(axis, str) and ROLE_OF_AXIS.get(axis) in roles
     )
 
 
 def names_of_role(role: Role) -> tuple[str, ...]:
-    """The axis names that mean `role`, the preferred one first."""
+    """Return the axis names of a role, the preferred one first."""
     return tuple(name for name, known in ROLE_OF_AXIS.items() if known == role)
 
 
@@ -82,7 +82,7 @@ def count_batch_ways(sizes: Mapping[str, int]) -> int:
 
 
 def share_experts(experts: int, axes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """The axes that whole experts divide over, in mesh order, and those left for another side."""
+    """Return the axes that the experts divide over, and those left for another dimension."""
     own: dict[str, int] = {}
     for axis, size in axes.items():
         if experts % size == 0:
@@ -111,7 +111,7 @@ def check_axis_names(axis_names: Sequence[object]) -> tuple[str, ...]:
 
 
 def name_axes(shape: MeshShape | None) -> dict[str, int]:
-    """Return sizes by axis name; numbers alone are fsdp, fsdp x tensor, or data x fsdp x tensor.
+    """Return sizes by axis name; numbers are fsdp, fsdp x tensor, or data x fsdp x tensor.
 
     Raises:
         MeshError: There are more numbers than names.
@@ -122,7 +122,7 @@ def name_axes(shape: MeshShape | None) -> dict[str, int]:
         return {str(name): int(size) for name, size in shape.items()}
     if len(shape) not in _NAMES:
         raise MeshError(
-            f"mesh_shape={tuple(shape)} has {len(shape)} axes and no names; give them names: "
+            f"mesh_shape={tuple(shape)} has {len(shape)} axes but no names; give them names: "
             "mesh_shape={'data': 2, 'fsdp': 4, …}."
         )
     return dict(zip(_NAMES[len(shape)], shape, strict=True))
@@ -131,10 +131,10 @@ def name_axes(shape: MeshShape | None) -> dict[str, int]:
 def spec_for_shape(
     shape: Sequence[int], axis_names: Sequence[str] = ("data", "model")
 ) -> tuple[str | None, ...]:
-    """Return the mesh axis for each dimension: the first axis on the first, the second on the last.
+    """Return the mesh axis of each dimension: the first axis on the first, the second on the last.
 
     A vector takes the first axis, a scalar none; with one axis name only the first dimension is
-    split. `PartitionSpec(*spec_for_shape(shape))` is what jax takes.
+    sharded. Pass it to jax as `PartitionSpec(*spec_for_shape(shape))`.
     """
     names = tuple(axis_names)
     rank = len(shape)

@@ -1,8 +1,8 @@
-"""Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
+"""Find the mesh for a function that communicates over a mesh axis, and check the axis."""
 
 import math
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ Tree = TypeVar("Tree")
 
 
 def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
-    """The mesh to map over, or None to compute everything here.
+    """Return the mesh to map over, or None to compute everything here.
 
-    Inside another `shard_map` (a pipeline stage that holds a ring attention, say) jax insists on
-    the mesh that knows which axes are already manual; outside one, an explicit mesh wins. The mesh
-    in context counts only when it has the axis, because nobody asked for it by name.
+    Inside another `shard_map` (say, a pipeline stage with a ring attention) jax requires the mesh
+    that marks the manual axes; outside one, an explicit mesh wins. The mesh in context counts only
+    if it has the axis, because it was not passed explicitly.
     """
     current = jax.sharding.get_abstract_mesh()
     if mesh is None:
@@ -28,10 +28,19 @@ def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
     return current if AxisType.Manual in current.axis_types else mesh
 
 
-def axes_to_take(mesh: AnyMesh) -> tuple[AnyMesh, set[str]]:
-    """The mesh to map over, and those of its axes that no region around this one has taken.
+def sharded_call(
+    function: Callable[..., Any], mesh: AnyMesh, *, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Return `function` of each device's shards, for kernels, which the compiler cannot partition.
 
-    A kernel needs all of them: nobody can split it from outside.
+    All axes of the mesh become manual. Inside another manual region, such as a pipeline stage, its
+    axes are manual already, and only the others are added.
+
+    Args:
+        function: A function of shards.
+        mesh: The mesh of the arrays.
+        in_specs: Shardings of the arguments.
+        out_specs: Shardings of the results.
     """
     current = jax.sharding.get_abstract_mesh()
     taken = {
@@ -39,11 +48,18 @@ def axes_to_take(mesh: AnyMesh) -> tuple[AnyMesh, set[str]]:
         for name, kind in zip(current.axis_names, current.axis_types, strict=True)
         if kind == AxisType.Manual
     }
-    return (current if taken else mesh), set(mesh.axis_names) - taken
+    return jax.shard_map(
+        function,
+        mesh=current if taken else mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(mesh.axis_names) - taken,
+        check_vma=False,
+    )
 
 
 def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
-    """The number of devices along `axis`.
+    """Return the number of devices along `axis`.
 
     Raises:
         MeshError: The mesh has no such axis.
@@ -59,11 +75,11 @@ def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
 
 
 def copy_each(tree: Tree, copies: int) -> Tree:
-    """Arrays with a new first dimension of equal copies, to be split over manual axes.
+    """Return arrays with a new first dimension of equal copies, to be sharded over manual axes.
 
-    Each device gets its one copy, as if the array were replicated, but gradients are summed by the
-    partitioner outside the manual region: where other axes are automatic, XLA:CPU aborts on a
-    bfloat16 sum inside it.
+    Each device gets one copy, as if the array were replicated, but the partitioner sums gradients
+    outside the manual region: where other axes are automatic, XLA:CPU aborts on a bfloat16 sum
+    inside it.
     """
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), tree)
 
@@ -71,9 +87,9 @@ def copy_each(tree: Tree, copies: int) -> Tree:
 def whole_key_heads(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mesh: AnyMesh, axes: tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values whose heads can be split over `axes`: (B, S, heads, D).
+    """Return keys and values (B, S, heads, D) whose heads can be sharded over `axes`.
 
-    Where there are fewer key heads than shares, each share gets whole ones of its own.
+    Where there are fewer key heads than shards, heads are repeated so that each shard has its own.
     """
     sizes = axis_sizes(mesh)
     if k.shape[2] % math.prod(sizes[axis] for axis in axes) == 0:
@@ -83,12 +99,12 @@ def whole_key_heads(
 
 
 def describe_axes(mesh: AnyMesh) -> str:
-    """The axes of a mesh for a message: "data=2, model=4"."""
+    """Return the axes of a mesh for a message: "data=2, model=4"."""
     return ", ".join(f"{name}={size}" for name, size in axis_sizes(mesh).items()) or "no axes"
 
 
 def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
-    """Every axis name in a partition spec, in order."""
+    """Return every axis name in a partition spec, in order."""
     names: list[str] = []
     for entry in spec:
         if isinstance(entry, str):
@@ -99,5 +115,5 @@ def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a positive number, for messages that say what would have worked."""
+    """Return the divisors of a positive number, for messages with valid values."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

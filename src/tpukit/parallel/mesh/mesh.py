@@ -1,4 +1,4 @@
-"""Meshes: from a shape and axis names to devices in an order that respects the network."""
+"""Meshes: from a shape and axis names to devices in an order that suits the network."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,12 @@ class MeshConfig(Shown):
     """The shape of a mesh, checked when it is made.
 
     Attributes:
-        mesh_shape: Size of each axis inside one slice; one entry may be -1, "all that is left".
-        axis_names: A name for each axis, the chattiest (tensor) axis last.
-        devices: The devices to use; all of them when None.
-        dcn_mesh_shape: Size of each axis across slices. The mesh then has
-            `mesh_shape[i] * dcn_mesh_shape[i]` places along axis i.
+        mesh_shape: Size of each axis inside one slice; one entry may be -1 for all remaining
+            devices.
+        axis_names: A name per axis, the axis with the most communication (tensor) last.
+        devices: The devices to use; None takes all.
+        dcn_mesh_shape: Size of each axis across slices. Axis i then has `mesh_shape[i] *
+            dcn_mesh_shape[i]` devices.
     """
 
     mesh_shape: tuple[int, ...]
@@ -58,23 +59,23 @@ class MeshConfig(Shown):
         """
         slices = math.prod(self.dcn_mesh_shape or (1,))
         known = math.prod(size for size in self.mesh_shape if size != -1)
-        whole = " x ".join(map(str, self.mesh_shape))
+        shape = " x ".join(map(str, self.mesh_shape))
         if slices > 1:
-            whole += f" in each of {slices} slices"
+            shape += f" in each of {slices} slices"
         if -1 in self.mesh_shape:
             if device_count % (known * slices):
                 raise MeshError(
-                    f"Mesh {whole} cannot fill in its -1: {device_count} devices are not a "
+                    f"Mesh {shape} cannot fill in its -1: {device_count} devices are not a "
                     f"multiple of {known * slices}; choose sizes whose product divides it."
                 )
             left = device_count // (known * slices)
             return tuple(left if size == -1 else size for size in self.mesh_shape)
         if known * slices != device_count:
-            raise MeshError(_wrong_count(whole, known * slices, device_count))
+            raise MeshError(_wrong_count(shape, known * slices, device_count))
         return self.mesh_shape
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON data; devices become their count."""
+        """Return the configuration as JSON data; devices become their count."""
         return {
             "mesh_shape": list(self.mesh_shape),
             "axis_names": list(self.axis_names),
@@ -91,20 +92,20 @@ def create_mesh(
     devices: Sequence[Device] | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
 ) -> Mesh:
-    """Make a mesh whose device order respects the torus and the slices.
+    """Make a mesh whose device order suits the torus and the slices.
 
-    Give either a `MeshConfig` or the same values as keywords; a mapping such as `{"data": 2,
-    "fsdp": -1}` says shape and names at once. `devices` may come from an offline
-    topology (`jax.experimental.topologies`), which gives a mesh to compile for and not to run on.
+    Pass either a `MeshConfig` or the same values as keywords; a mapping such as `{"data": 2,
+    "fsdp": -1}` gives shape and names at once. `devices` may come from an offline topology
+    (`jax.experimental.topologies`), which gives a mesh to compile for but not to run on.
 
     Raises:
-        MeshError: Shape, names and devices do not fit together.
+        MeshError: Shape, names and devices do not match.
     """
     config = _one_config(mesh_config, mesh_shape, axis_names, devices, dcn_mesh_shape)
     chosen = list(open_devices() if config.devices is None else config.devices)
     grid = arrange_devices(config.resolve(len(chosen)), chosen, dcn_shape=config.dcn_mesh_shape)
-    # Auto is asked for by name: the default of jax differs between its versions, and layouts
-    # here are made of constraints that only Auto axes take.
+    # Auto is explicit, because jax's default differs between versions and layouts here are
+    # constraints, which only Auto axes take.
     return Mesh(grid, config.axis_names, axis_types=(AxisType.Auto,) * len(config.axis_names))
 
 
@@ -123,7 +124,7 @@ def abstract_mesh(
     config = _one_config(mesh_config, mesh_shape, axis_names, None, dcn_mesh_shape)
     if -1 in config.mesh_shape:
         raise MeshError(
-            f"mesh_shape is {config.mesh_shape}, and an abstract mesh has no devices to fill in "
+            f"mesh_shape is {config.mesh_shape}, but an abstract mesh has no devices to fill in "
             "its -1; write every size."
         )
     dcn = config.dcn_mesh_shape or (1,) * len(config.mesh_shape)
@@ -132,7 +133,7 @@ def abstract_mesh(
 
 
 def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
-    """The size of each axis of a mesh, by name."""
+    """Return the size of each axis of a mesh, by name."""
     return {str(name): int(size) for name, size in mesh.shape.items()}
 
 
@@ -156,7 +157,7 @@ def _one_config(
         return config
     if isinstance(mesh_shape, (str, int)):
         raise MeshError(
-            f"The shape of a mesh is {mesh_shape!r}; write a size for each axis: {{'data': 4}}."
+            f"The shape of a mesh is {mesh_shape!r}; expected a size per axis: {{'data': 4}}."
         )
     if isinstance(mesh_shape, Mapping):
         if axis_names is not None:
@@ -189,20 +190,20 @@ def _check_sizes(sizes: Sequence[Any], what: str) -> tuple[int, ...]:
 
 
 def _drop_unnamed_ones(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Drop trailing axes of size 1 that have no name: they shard nothing."""
+    """Drop trailing axes of size 1 without a name, which shard nothing."""
     kept = shape
     while len(kept) > len(names) and kept[-1] == 1:
         kept = kept[:-1]
     if len(kept) != len(names):
         raise MeshError(
-            f"The mesh shape {shape} has {len(shape)} axes and {len(names)} names {names}; "
+            f"The mesh shape {shape} has {len(shape)} axes but {len(names)} names {names}; "
             "give each axis a name (only a trailing axis of size 1 may go without)."
         )
     return kept
 
 
-def _wrong_count(whole: str, needed: int, present: int) -> str:
-    seen = f"Mesh {whole} needs {needed} devices, {present} here"
+def _wrong_count(shape: str, needed: int, present: int) -> str:
+    seen = f"Mesh {shape} needs {needed} devices, {present} here"
     if needed < present:
         return f"{seen}; use -1 for one axis, or pass devices=jax.devices()[:{needed}]."
     return (
@@ -217,7 +218,7 @@ def mesh_here(
     *,
     dcn_mesh_shape: Sequence[int] | None = None,
 ) -> Mesh:
-    """The mesh of these sizes on these devices; `dcn_mesh_shape` is the part across slices.
+    """Return the mesh of these sizes on these devices; `dcn_mesh_shape` is the part across slices.
 
     Raises:
         MeshError: The sizes do not cover exactly these devices.
@@ -226,19 +227,19 @@ def mesh_here(
     across = (1,) * len(sizes) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
     if len(across) != len(sizes):
         raise MeshError(
-            f"dcn_mesh_shape={across} has {len(across)} sizes and the mesh has the axes "
+            f"dcn_mesh_shape={across} has {len(across)} sizes, but the mesh has the axes "
             f"{', '.join(names)}; give each axis its factor across slices."
         )
-    whole = MeshConfig(tuple(sizes.values()), names).resolve(len(devices))
+    resolved = MeshConfig(tuple(sizes.values()), names).resolve(len(devices))
     if uneven := [
-        name for name, size, outer in zip(names, whole, across, strict=True) if size % outer
+        name for name, size, outer in zip(names, resolved, across, strict=True) if size % outer
     ]:
         raise MeshError(
-            f"axis '{uneven[0]}' of {whole} cannot be cut as dcn_mesh_shape={across} says; use "
+            f"axis '{uneven[0]}' of {resolved} cannot be divided by dcn_mesh_shape={across}; use "
             "factors that divide the sizes."
         )
     return create_mesh(
-        mesh_shape=tuple(size // outer for size, outer in zip(whole, across, strict=True)),
+        mesh_shape=tuple(size // outer for size, outer in zip(resolved, across, strict=True)),
         axis_names=names,
         devices=list(devices),
         dcn_mesh_shape=across if max(across) > 1 else None,

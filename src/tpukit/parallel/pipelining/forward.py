@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a model cut into stages along a mesh axis, fed with micro-batches."""
+"""Pipeline parallelism: a model in stages along a mesh axis, fed with micro-batches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -32,23 +32,23 @@ def pipeline(
     mesh: AnyMesh | None = None,
     axis: str = "stage",
 ) -> Tree:
-    """Run micro-batches through the stages, one stage a device of `axis`; differentiable.
+    """Run micro-batches through the stages, one stage per device of `axis`; differentiable.
 
-    Other mesh axes stay automatic: a stage may itself be sharded over data, fsdp or model axes,
-    and may hold a ring attention or an expert layer over its own axis. Differentiating this is the
-    GPipe schedule: it keeps what `stage_fn` saves for every micro-batch (wrap `stage_fn` in
-    `jax.checkpoint` to keep only its input); `pipeline_value_and_grad` can do with less.
+    Other mesh axes stay automatic: a stage may itself be sharded over data, fsdp or model axes, and
+    may contain a ring attention or an expert layer over its own axis. Differentiating this is the
+    GPipe schedule, which keeps what `stage_fn` saves for every micro-batch (wrap `stage_fn` in
+    `jax.checkpoint` to keep only its input); `pipeline_value_and_grad` can keep less.
 
     Args:
-        stage_fn: `stage_fn(params, x) -> y`, where y has the shapes and types of x.
+        stage_fn: `stage_fn(params, x) -> y`, where y has the shapes and dtypes of x.
         stage_params: Arrays (stages, ...); see `split_stages` for a stack of layers.
-        x: An array, or a tree of arrays, (micro-batches, ...); see `split_microbatches`. A tree
-            lets segment ids or a running auxiliary loss ride along.
-        mesh: Where `axis` is; None uses the mesh in context.
-        axis: The mesh axis the stages lie on.
+        x: An array, or a tree of arrays, (micro-batches, ...); see `split_microbatches`. A tree can
+            carry segment ids or a running auxiliary loss.
+        mesh: Mesh with `axis`; None uses the mesh in context.
+        axis: The mesh axis of the stages.
 
     Returns:
-        What the last stage returned for every micro-batch, (micro-batches, ...).
+        The last stage's output for every micro-batch, (micro-batches, ...).
     """
     in_use, stages = stage_mesh(mesh, axis)
     check_stacked(stage_params, stages, axis)
@@ -64,21 +64,21 @@ def pipeline(
             check_same(arriving, y)
             return pass_along(y, axis, stages), y
 
-        # Stages idle on real data, never on zeros: no NaN can arise that a mask would not stop.
+        # Idle stages compute real data, never zeros, so that no NaN can arise behind a mask.
         start = jax.tree.map(lambda leaf: leaf[0], feed)
         _, made = lax.scan(tick, start, feed)
         made = jax.tree.map(lambda leaf: leaf[stages - 1 :], made)
-        return give_from(stage == stages - 1, made)
+        return stage_term(stage == stages - 1, made)
 
     mapped = over_stages(run, in_use, axis, in_specs=P(axis), out_specs=P(axis))
     return sum_over_stages(mapped(stage_params, copy_each(x, stages)))
 
 
 def split_stages(layers: Tree, stages: int) -> Tree:
-    """Cut a stack of layers (layers, ...) into stages (stages, layers/stages, ...).
+    """Split a stack of layers (layers, ...) into stages (stages, layers/stages, ...).
 
     Raises:
-        ShardingError: The layers cannot be shared evenly.
+        ShardingError: The layers do not divide by the stages.
     """
 
     def split(leaf: Array) -> Array:
@@ -98,13 +98,13 @@ def join_stages(stages: Tree) -> Tree:
 
 
 def split_microbatches(batch: Tree, microbatches: int) -> Tree:
-    """Cut a batch (B, ...) into (micro-batches, B/micro-batches, ...).
+    """Split a batch (B, ...) into (micro-batches, B/micro-batches, ...).
 
-    Micro-batch m gets rows m, m + micro-batches, …: then each holds some rows of every data shard,
-    and nothing moves between devices.
+    Micro-batch m gets rows m, m + micro-batches, …, so that each has rows of every data shard, and
+    nothing moves between devices.
 
     Raises:
-        ShardingError: The batch cannot be shared evenly.
+        ShardingError: The batch does not divide by the micro-batches.
     """
 
     def split(leaf: Array) -> Array:
@@ -124,7 +124,7 @@ def join_microbatches(batch: Tree) -> Tree:
 
 
 def stage_mesh(mesh: AnyMesh | None, axis: str) -> tuple[AnyMesh, int]:
-    """The mesh the pipeline runs on and its number of stages.
+    """Return the mesh of the pipeline and its number of stages.
 
     Raises:
         MeshError: There is no mesh, or it has no such axis.
@@ -132,7 +132,7 @@ def stage_mesh(mesh: AnyMesh | None, axis: str) -> tuple[AnyMesh, int]:
     in_use = mesh_in_use(mesh, axis)
     if in_use is None:
         raise MeshError(
-            f"A pipeline needs a mesh with the axis '{axis}' and none is in context; pass mesh=, "
+            f"A pipeline needs a mesh with the axis '{axis}', but none is in context; pass mesh=, "
             "or enter one with jax.set_mesh."
         )
     return in_use, axis_size(in_use, axis, needed_for="The pipeline")
@@ -150,7 +150,7 @@ def check_stacked(stage_params: PyTree, stages: int, axis: str) -> None:
 
 
 def count_microbatches(x: Any) -> int:
-    """The length of the first dimension that every array of `x` shares."""
+    """Return the length of the first dimension, which all arrays of `x` share."""
     counts = {leaf.shape[0] for leaf in jax.tree.leaves(x)}
     if len(counts) != 1:
         raise ShardingError(
@@ -161,11 +161,11 @@ def count_microbatches(x: Any) -> int:
 
 
 def check_same(x: Any, y: Any) -> None:
-    """Raise ShardingError unless a stage returned what it takes."""
+    """Raise ShardingError unless a stage returns the shapes and dtypes of its input."""
     shapes = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (x, y)]
     if shapes[0] != shapes[1]:
         raise ShardingError(
-            f"stage_fn takes {shapes[0]} and returns {shapes[1]}: every stage must return what the "
+            f"stage_fn takes {shapes[0]} but returns {shapes[1]}; every stage must return what the "
             "next one takes. Do the first and last change of shape in first_fn and loss_fn."
         )
 
@@ -173,11 +173,11 @@ def check_same(x: Any, y: Any) -> None:
 def over_stages(
     run: Callable[..., Any], mesh: AnyMesh, axis: str, *, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`run` on every stage, manual over `axis` alone.
+    """Run `run` on every stage, manual over `axis` alone.
 
-    Without jax's check of what varies over which axis: under it a stage could not scan from a
-    constant, nor could the gradient of a nested shard_map (ring attention, experts) be lowered.
-    Such a region runs only when compiled, hence the jit.
+    jax's check of varying axes is off: with it a stage could not scan from a constant, nor could
+    the gradient of a nested shard_map (ring attention, experts) be lowered. Such a region runs only
+    when compiled, hence the jit.
     """
     mapped = jax.shard_map(
         run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={axis}, check_vma=False
@@ -186,28 +186,28 @@ def over_stages(
 
 
 def own_stage(stage_params: Tree) -> Tree:
-    """This device's stage out of the stack."""
+    """Return this device's stage of the stack."""
     return jax.tree.map(lambda leaf: leaf[0], stage_params)
 
 
 def select(condition: Array, yes: Tree, no: Tree) -> Tree:
-    """`jnp.where` over trees."""
+    """Apply `jnp.where` to trees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def pass_along(tree: Tree, axis: str, stages: int, *, step: int = 1) -> Tree:
-    """Send arrays `step` stages on; what falls off an end comes in at the other and is ignored."""
+    """Send arrays `step` stages on; what passes an end arrives at the other and is ignored."""
     ring = [(stage, (stage + step) % stages) for stage in range(stages)]
     return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, ring), tree)
 
 
-def give_from(condition: Array, tree: Tree) -> Tree:
-    """One stage's part of a sum over stages to which only those where `condition` holds add."""
+def stage_term(condition: Array, tree: Tree) -> Tree:
+    """Return this stage's term of a sum over stages: `tree` where `condition` holds, else zeros."""
     return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.zeros_like(leaf))[None], tree)
 
 
 def sum_over_stages(tree: Tree) -> Tree:
-    """Add up what the stages gave, outside the manual region (see `copy_each`)."""
+    """Add up the stages' terms, outside the manual region (see `copy_each`)."""
     return jax.tree.map(lambda leaf: leaf.sum(0).astype(leaf.dtype), tree)
 
 

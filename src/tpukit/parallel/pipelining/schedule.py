@@ -1,4 +1,4 @@
-"""Which micro-batch every pipeline stage works on, slot by slot, exactly as it is run."""
+"""Which micro-batch every pipeline stage works on, slot by slot."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,15 @@ Index = TypeVar("Index", int, Array)
 
 
 def forward_microbatch(tick: Index, stage: Index) -> Index:
-    """The micro-batch `stage` sends forward in `tick`: a tick later than the stage before it."""
+    """Return the micro-batch that `stage` sends forward in `tick`."""
     return tick - stage
 
 
 def backward_microbatch(tick: Index, stage: Index, stages: int) -> Index:
-    """The micro-batch `stage` sends backward in `tick` of 1F1B.
+    """Return the micro-batch `stage` sends backward in `tick` of 1F1B.
 
-    The last stage turns a micro-batch round in the tick in which it arrives, and every stage
-    before it is one tick later.
+    The last stage starts the backward pass of a micro-batch in the tick of its arrival, and every
+    stage before it is one tick later.
     """
     return tick - (2 * (stages - 1) - stage)
 
@@ -41,12 +41,12 @@ class SlotWork(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineSchedule(Shown):
-    """The table of a pipeline schedule, and what follows from it.
+    """The table of a pipeline schedule, and its bubble and memory.
 
     Every device runs the same program, so a slot is forward for all stages or backward for all:
     "gpipe" runs all forward slots and then all backward ones; "1f1b" runs only forward slots until
     the last stage has work, then alternates, then only backward slots. Both idle equally; "1f1b"
-    holds the inputs of at most 2·stages-1 micro-batches, "gpipe" of all of them.
+    keeps the inputs of at most 2·stages-1 micro-batches, "gpipe" of all of them.
     """
 
     name: ScheduleName
@@ -68,7 +68,7 @@ class PipelineSchedule(Shown):
 
     @cached_property
     def table(self) -> tuple[tuple[SlotWork | None, ...], ...]:
-        """`table[slot][stage]`: the work of a stage in a slot, or None when it waits."""
+        """`table[slot][stage]`: the work of a stage in a slot, or None when it idles."""
         last_tick = self.microbatches + self.stages - 2
         if self.name == "gpipe":
             forward = [self._slot("F", tick) for tick in range(last_tick + 1)]
@@ -88,13 +88,13 @@ class PipelineSchedule(Shown):
 
     @property
     def bubble_fraction(self) -> float:
-        """The fraction of stage-slots in which a stage waits, counted in the table."""
+        """The fraction of stage-slots in which a stage idles, counted in the table."""
         cells = [work for slot in self.table for work in slot]
         return cells.count(None) / len(cells)
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches that have gone forward and not yet back, for every stage."""
+        """The most micro-batches between their forward and backward pass, for every stage."""
         held = [0] * self.stages
         most = [0] * self.stages
         for slot in self.table:
@@ -106,11 +106,11 @@ class PipelineSchedule(Shown):
 
     @property
     def buffers(self) -> int:
-        """Micro-batch inputs a device keeps: as all run one program, the most of any stage."""
+        """Micro-batch inputs per device; the most of any stage, because all run one program."""
         return max(self.in_flight)
 
     def draw(self) -> str:
-        """The table as text, a line a stage."""
+        """Return the table as text, one line per stage."""
         width = len(str(self.microbatches - 1)) + 1
         rows: list[str] = []
         for stage in range(self.stages):
@@ -119,7 +119,7 @@ class PipelineSchedule(Shown):
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as plain data."""
+        """Return the schedule as plain data."""
         return {
             "name": self.name,
             "stages": self.stages,

@@ -1,7 +1,8 @@
-"""Exact attention over a sequence that is split over devices: keys and values travel in a ring.
+"""Exact attention over a sequence that is sharded over devices: keys and values move in a ring.
 
-No device ever holds the whole sequence or a whole score matrix: forward keeps one block of scores
-and a running softmax, backward sends keys and values round once more and recomputes the scores.
+No device ever has the full sequence or a full score matrix: the forward pass keeps one block of
+scores and a running softmax, the backward pass sends keys and values round once more and recomputes
+the scores.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,17 +15,15 @@ from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError
-from ...kernels.ops.flash_attention.chunks import attend_in_chunks
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
-from ...kernels.ops.flash_attention.sinks import add_sinks, sink_gradient
+from ...kernels.ops.flash_attention.reference import add_sinks, attend_in_chunks, sink_gradient
 from ...kernels.registry.dispatch import dispatch
 from ...kernels.registry.op import PALLAS_TPU, XLA
-from ..mesh.manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
+from ..mesh.manual_axes import axis_size, divisors, mesh_in_use, sharded_call, whole_key_heads
 from . import kernel as ring_kernel
 from . import loop as ring_loop
 from . import window as ring_window
-from .blocks import Sight
-from .loop import Ring
+from .loop import Ring, Sight
 from .order import RingLayout, check_layout, check_length, pieces_a_shard
 
 OP_NAME = "ring_attention"
@@ -51,40 +50,40 @@ def ring_attention(
     implementation: str | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Attention with the sequence split over the mesh axis `axis`.
+    """Return attention with the sequence sharded over the mesh axis `axis`.
 
-    On TPU every device runs our flash kernel on its part, where it is told how the arrays are
-    spread and a window reaches no farther than the piece before; else blocks of scores in XLA.
+    On TPU every device runs the flash kernel on its shard if `batch_axes` is given and a window
+    extends no farther than the piece before; else blocks of scores in XLA.
 
     Args:
         q: (B, S, H, D).
         k: (B, S, K, D), where K divides H: a key head serves H/K query heads.
         v: (B, S, K, Dv).
-        mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
-        axis: The mesh axis the sequence is split over.
+        mesh: Mesh with `axis`; None uses the mesh in context, or computes everything here.
+        axis: The mesh axis that shards the sequence.
         causal: Whether a token attends only to itself and earlier ones.
-        scale: Of the scores; 1/sqrt(D) by default.
+        scale: Factor of the scores; 1/sqrt(D) by default.
         segment_ids: (B, S) ints; tokens attend only to tokens of their own segment.
         window: A token attends only to tokens fewer than `window` positions away. With causal, the
             ring then stops as soon as no device needs an older block.
-        chunk: A token attends only to tokens of its own chunk of so many; the ring stops as soon as
-            no chunk reaches farther.
-        soft_cap: Scores are bent by a tanh to stay within ± this.
-        sinks: (H,) scores that join the sum of a row's weights, and nothing else.
-        layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
+        chunk: A token attends only to tokens of its own chunk of this length; the ring stops as
+            soon as no chunk extends farther.
+        soft_cap: Squeeze scores into ±soft_cap by a tanh.
+        sinks: (H,) scores that only join the softmax's sum.
+        layout: Order of the sequence. "zigzag" balances causal work over the devices; put tokens,
             positions and targets in that order with `to_zigzag` first.
         block_size: Most queries and keys in one block of scores outside of the kernel.
-        batch_axes: Mesh axes that split the batch. None leaves other axes automatic, where no
+        batch_axes: Mesh axes that shard the batch. None leaves other axes automatic, where no
             kernel can run.
-        head_axes: Mesh axes that split the heads, beside `batch_axes`.
+        head_axes: Mesh axes that shard the heads, beside `batch_axes`.
         implementation: "pallas_tpu" or "xla"; None takes the kernel on TPU where it can.
-        interpret: Run the kernel's meaning without a TPU, slowly.
+        interpret: Run the kernel without a TPU, slowly.
 
     Returns:
-        (B, S, H, Dv) in the type of `q`; the softmax is computed in float32 (or better).
+        (B, S, H, Dv) in the dtype of `q`; the softmax is computed in float32 (or better).
 
     Raises:
-        ShardingError: Shapes do not fit each other or the mesh, or the kernel asked for cannot.
+        ShardingError: Shapes do not match each other or the mesh, or the named kernel cannot run.
     """
     check_layout(layout)
     _check_shapes(q, k, v, segment_ids, sinks)
@@ -95,20 +94,20 @@ def ring_attention(
     piece, around_the_ring = q.shape[1] // (shards * pieces_a_shard(layout)), shards
     own_chunk = None
     if causal and chunk is not None and piece % chunk == 0:
-        # A device has whole chunks, which are sequences of their own: nothing has to travel.
+        # A device has full chunks, which are independent sequences, so nothing has to move.
         own_chunk, chunk = chunk, None
         piece, around_the_ring, layout = own_chunk, 1, "contiguous"
     sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale, chunk, soft_cap)
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
     # Chunks of several pieces each: the kernel has no window that ends with one.
-    whole = chunk is None or (causal and window is None and chunk % piece == 0)
-    # A kernel gets one device's part: the partitioner cannot split it.
-    kernel_can = batch_axes is not None and near and whole and can_flash(q, v, length=piece)
+    chunks_fit = chunk is None or (causal and window is None and chunk % piece == 0)
+    # A kernel gets one device's part, because it cannot be partitioned.
+    kernel_can = batch_axes is not None and near and chunks_fit and can_flash(q, v, length=piece)
     if implementation == PALLAS_TPU and not kernel_can:
         raise ShardingError(
             "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
-            f"causal one that reaches at most {piece} tokens back, chunks of whole pieces or "
-            f"pieces of whole chunks (causal), {SHORTEST} tokens or more in a piece and heads of "
+            f"causal one of at most {piece} tokens back, chunks of full pieces or "
+            f"pieces of full chunks (causal), {SHORTEST} tokens or more in a piece and heads of "
             f"{NARROWEST} or more; leave implementation= out to take blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
@@ -141,7 +140,7 @@ def ring_attention(
         def local(
             q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
         ) -> Array:
-            # Every device has a share of their gradient; of what varies jax adds up the shares.
+            # Every device has a share of their gradient; jax sums the shares of varying values.
             sinks = None if sinks is None else jax.lax.pcast(sinks, axis, to="varying")
             return attend(q, k, v, segment_ids, sinks)
 
@@ -152,15 +151,8 @@ def ring_attention(
     k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
     rows = P(batch_axes or None, axis)
     spread = P(*rows, head_axes or None)
-    around, free = axes_to_take(in_use)
-    mapped = jax.shard_map(
-        attend,
-        mesh=around,
-        in_specs=(*(spread,) * 3, rows, P(head_axes or None)),
-        out_specs=spread,
-        axis_names=free,
-        check_vma=False,
-    )
+    in_specs = (*(spread,) * 3, rows, P(head_axes or None))
+    mapped = sharded_call(attend, in_use, in_specs=in_specs, out_specs=spread)
     return mapped(q, k, v, segment_ids, sinks)
 
 
@@ -171,10 +163,10 @@ def _attend(
     sinks: Array | None,
     **choice: Any,
 ) -> Array:
-    """One device's part, with its gradient; each pass is chosen by the platform.
+    """Compute one device's part, with its gradient; each pass is chosen by the platform.
 
-    What a remat policy may keep is named outside of that choice: offloaded from inside of it, the
-    stack of all layers would stay in HBM and be written by the host.
+    Results get their names for remat policies after that choice. A result that is named and
+    offloaded inside of it would keep the stack of all layers in HBM.
     """
 
     def attend(arrays: tuple[Any, ...], sinks: Array | None) -> tuple[Array, Array]:
@@ -207,7 +199,7 @@ def _attend(
 
 
 def _block(piece: int, most: int) -> int:
-    """The largest divisor of `piece` that is at most `most`: blocks never straddle two pieces."""
+    """Return the largest divisor of `piece` up to `most`, so that blocks never span two pieces."""
     return max(size for size in divisors(piece) if size <= most)
 
 
@@ -228,20 +220,18 @@ def _check_shapes(
     if segment_ids is not None and segment_ids.shape != q.shape[:2]:
         raise ShardingError(
             f"segment_ids are {segment_ids.shape} for a batch of {q.shape[:2]}; "
-            "they need one id a token."
+            "they need one id per token."
         )
     if sinks is not None and sinks.shape != (q.shape[2],):
         raise ShardingError(
-            f"sinks are {sinks.shape} for {q.shape[2]} query heads; they need one score a head."
+            f"sinks are {sinks.shape} for {q.shape[2]} query heads; they need one score per head."
         )
 
 
 def _check_reach(window: int | None, chunk: int | None) -> None:
     if chunk is not None and chunk < 1:
-        raise TPUValidationError(
-            f"chunk={chunk} has no room for a token; use 1 or more, or None for no chunks."
-        )
+        raise TPUValidationError(f"chunk={chunk} must be at least 1; None means no chunks.")
     if window is not None and window < 1:
         raise TPUValidationError(
-            f"window={window} hides even the token itself; use 1 or more, or None for no window."
+            f"window={window} must be at least 1, the token itself; None means no window."
         )

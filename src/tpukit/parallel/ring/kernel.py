@@ -1,7 +1,7 @@
-"""Ring attention by the TPU's flash kernel: pieces of the sequence attend to each other whole.
+"""Ring attention by the TPU's flash kernel, between pieces of the sequence.
 
-A piece of queries attends to an earlier piece of keys whole, to its own up to the diagonal and to a
-later one not at all, so the kernel needs no positions. Results are joined by the log-sum-exp of
+A piece of queries attends to all of an earlier piece of keys, to its own up to the diagonal and to
+a later one not at all, so the kernel needs no positions. Results are joined by the log-sum-exp of
 their rows.
 """
 
@@ -18,11 +18,11 @@ from ...kernels.ops.flash_attention.problem import Residuals, SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
-_NOTHING = -1e30  # the log-sum-exp of no key: below that of any row, and a number
+_NOTHING = -1e30  # the log-sum-exp of no key: below that of any row, and finite
 
 
 class _Keys(NamedTuple):
-    """What travels: pieces (piece, b, k, n, d), and their segments (piece, b, k)."""
+    """What moves around the ring: pieces (piece, b, k, n, d), and their segments (piece, b, k)."""
 
     k: Array
     v: Array
@@ -31,10 +31,10 @@ class _Keys(NamedTuple):
 
 @dataclass(frozen=True)
 class _Pair:
-    """A piece of queries of this device and a piece of the keys that are here.
+    """A piece of this device's queries and a piece of the keys that are here.
 
-    Where `visible` is False the pair does not count. With chunks, when most devices have none in a
-    hop, it is skipped; else it is computed beside those of other devices, and dropped.
+    Where `visible` is False the pair does not count. With chunks, when most devices have no visible
+    pair in a hop, it is skipped; else it is computed like those of other devices, and dropped.
     """
 
     queries: int | Array
@@ -46,7 +46,7 @@ class _Pair:
 def forward(
     q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring, interpret: bool = False
 ) -> tuple[Array, Array]:
-    """This device's output, and the log-sum-exp of its rows (b, H, S)."""
+    """Return this device's output, and the log-sum-exp of its rows (b, H, S)."""
     pieces = _pieces(ring)
     queries, own_segments = _split(q, pieces), _split(segments, pieces)
     keys = _Keys(_split(k, pieces), _split(v, pieces), own_segments)
@@ -74,19 +74,19 @@ def forward(
     empty = jnp.zeros((*queries.shape[:-1], v.shape[-1]), jnp.float32)
     so_far = (empty, jnp.full_like(jnp.moveaxis(empty[..., 0], -1, -2), _NOTHING))
     coming = ring.pass_on(keys)
-    so_far = see(so_far, keys, _at_home(ring))
+    so_far = see(so_far, keys, _own_pairs(ring))
     hops, here = ring.hops(q.shape[1]), ring.here
 
     def hop(carry: tuple[Any, _Keys], number: Array) -> tuple[tuple[Any, _Keys], None]:
         so_far, keys = carry
-        # Sent before they are used here, so that the transfer runs beside the arithmetic.
+        # Sent before they are used here, so that the transfer overlaps with the computation.
         coming = ring.pass_on(keys)
-        return (see(so_far, keys, _met(ring, here, number)), coming), None
+        return (see(so_far, keys, _pairs_after(ring, here, number)), coming), None
 
     if hops > 1:
         (so_far, coming), _ = lax.scan(hop, (so_far, coming), jnp.arange(1, hops))
     if hops:
-        so_far = see(so_far, coming, _met(ring, here, hops))
+        so_far = see(so_far, coming, _pairs_after(ring, here, hops))
     out, lse = so_far
     return _join(out).astype(q.dtype), _join(lse, axis=-1)
 
@@ -94,7 +94,7 @@ def forward(
 def backward(
     saved: Saved, d_out: Array, *, ring: Ring, interpret: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Gradients of q, k and v; those of k and v travel with the keys and come home at the end."""
+    """Return the gradients of q, k and v; those of k and v move with the keys and end at home."""
     q, k, v, segments, out, lse = saved
     pieces = _pieces(ring)
     queries, own_segments = _split(q, pieces), _split(segments, pieces)
@@ -131,14 +131,14 @@ def backward(
 
     none = (jnp.zeros(keys.k.shape, jnp.float32), jnp.zeros(keys.v.shape, jnp.float32))
     coming = ring.pass_on(keys)
-    d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _at_home(ring))
+    d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _own_pairs(ring))
     hops, here = ring.hops(q.shape[1]), ring.here
 
     def hop(carry: Any, number: Array) -> tuple[Any, None]:
         d_q, d_keys, keys = carry
-        # Neither waits for the arithmetic: what was summed up to the last hop is added behind it.
+        # Neither waits for the computation: the sums of the last hop are added after it.
         coming, arriving = ring.pass_on(keys), ring.pass_on(d_keys)
-        d_q, added = see(d_q, none, keys, _met(ring, here, number))
+        d_q, added = see(d_q, none, keys, _pairs_after(ring, here, number))
         return (d_q, jax.tree.map(jnp.add, arriving, added), coming), None
 
     if hops:
@@ -147,20 +147,20 @@ def backward(
     return _join(d_q).astype(q.dtype), _join(d_k).astype(k.dtype), _join(d_v).astype(v.dtype)
 
 
-def _at_home(ring: Ring) -> list[_Pair]:
-    """What this device's queries attend to of its own keys."""
+def _own_pairs(ring: Ring) -> list[_Pair]:
+    """Return the pairs of this device's queries with its own keys."""
     if _pieces(ring) == 1:
         return [_Pair(0, 0, causal=ring.sight.causal)]
     across = _Pair(1, 0, visible=_in_one_chunk(ring, _late(ring, ring.here), ring.here))
     return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), across]
 
 
-def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
-    """What they attend to of keys that have come so many hops.
+def _pairs_after(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
+    """Return the pairs of this device's queries with keys that have come that many hops.
 
-    In the zigzag layout the later piece attends to the earlier one of every other device; besides,
-    both attend to it of a device before this one, or the later piece to both of one behind: two
-    pairs on every device in every hop.
+    In the zigzag layout the later piece attends to the earlier one of every other device. In
+    addition, both attend to the earlier piece of a device before this one, or the later piece to
+    both of a device after it: two pairs on every device in every hop.
     """
     there = (here - hops) % ring.shards
     earlier = there < here
@@ -179,12 +179,12 @@ def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
 
 
 def _late(ring: Ring, device: Array) -> Array:
-    """The number of the later piece of a device, in the zigzag layout."""
+    """Return the number of a device's later piece, in the zigzag layout."""
     return 2 * ring.shards - 1 - device
 
 
 def _in_one_chunk(ring: Ring, piece: Array, other: Array) -> Array | None:
-    """Whether two pieces lie in one chunk; None where there are no chunks."""
+    """Whether two pieces are in one chunk; None without chunks."""
     if ring.sight.chunk is None:
         return None
     pieces = ring.sight.chunk // ring.piece
@@ -194,7 +194,7 @@ def _in_one_chunk(ring: Ring, piece: Array, other: Array) -> Array | None:
 def _where_visible(
     ring: Ring, pair: _Pair, compute: Callable[[], tuple[Array, ...]], nothing: tuple[float, ...]
 ) -> tuple[Array, ...]:
-    """What a pair adds, or arrays of `nothing` where it is not visible."""
+    """Return the contribution of a pair, or arrays of `nothing` where it is not visible."""
     if pair.visible is None:
         return compute()
     if ring.sight.chunk is not None:
@@ -204,13 +204,13 @@ def _where_visible(
             return tuple(jnp.full(x.shape, value, x.dtype) for x, value in shapes)
 
         return lax.cond(pair.visible, compute, skip)
-    # Weights of keys that no query counted may be infinite: chosen, not multiplied.
+    # Weights of keys that no query counted may be infinite, so they are selected, not multiplied.
     pairs = zip(compute(), nothing, strict=True)
     return tuple(jnp.where(pair.visible, x, value) for x, value in pairs)
 
 
 def _pieces(ring: Ring) -> int:
-    """Without a causal mask every query attends to every key: order is nothing to the kernel."""
+    """Return the pieces; without a causal mask the order does not matter to the kernel."""
     return pieces_a_shard(ring.layout) if ring.sight.causal else 1
 
 
@@ -229,7 +229,7 @@ def _ids(pair: _Pair, own: Array | None, met: Array | None) -> SegmentIds | None
 
 
 def _split(x: Array | None, pieces: int, axis: int = 1) -> Any:
-    """The sequence cut into pieces, which get the first axis."""
+    """Split the sequence into pieces, which become the first axis."""
     return None if x is None else jnp.stack(jnp.split(x, pieces, axis))
 
 
@@ -239,5 +239,5 @@ def _join(x: Array, axis: int = 1) -> Array:
 
 
 def _rows(log_weight: Array) -> Array:
-    """Weights (b, H, q) of rows (b, q, H, d)."""
+    """Reshape weights (b, H, q) for rows (b, q, H, d)."""
     return jnp.exp(jnp.moveaxis(log_weight, 1, 2))[..., None]

@@ -1,9 +1,9 @@
-"""Linear attention over a sequence that is split over devices: states pass on, tokens stay.
+"""Linear attention over a sequence that is sharded over devices: states move, tokens stay.
 
-What a piece of the sequence does to a state S is affine: behind it the state is N + M S, and its
+The effect of a piece of the sequence on a state S is affine: after it the state is N + M S, and its
 results are O + R S. One call finds all four: the columns of an identity, to which no token writes,
-go beside those of an empty state. Devices tell each other N and M, each works out the states its
-pieces begin with, and adds R S to their results.
+are appended to those of a zero state. Devices exchange N and M, each computes the states before its
+pieces, and adds R S to their results.
 """
 
 import math
@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from ...annotations import AnyMesh
 from ...errors import ShardingError
 from ...kernels import gated_delta, short_convolution
-from ..mesh.manual_axes import axes_to_take, axis_size, mesh_in_use
+from ..mesh.manual_axes import axis_size, mesh_in_use, sharded_call
 from ..mesh.mesh import axis_sizes
 from .order import RingLayout, check_layout, check_length, pieces_a_shard, zigzag_order
 
@@ -42,7 +42,7 @@ def context_gated_delta(
     head_axes: tuple[str, ...] = (),
     implementation: str | None = None,
 ) -> tuple[Array, Array]:
-    """`gated_delta` with the sequence split over the mesh axis `axis`.
+    """Return `gated_delta` with the sequence sharded over the mesh axis `axis`.
 
     Args:
         q: (B, S, HK, DK).
@@ -50,24 +50,24 @@ def context_gated_delta(
         v: (B, S, HV, DV).
         g: (B, S, HV).
         beta: (B, S, HV).
-        mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
-        axis: The mesh axis the sequence is split over.
+        mesh: Mesh with `axis`; None uses the mesh in context, or computes everything here.
+        axis: The mesh axis that shards the sequence.
         initial_state: (B, HV, DK, DV) before the first token.
-        segment_ids: (B, S) of documents one behind another.
+        segment_ids: (B, S) document numbers of packed sequences.
         chunk: Tokens that are computed together.
         layout: Order of the sequence, as for `ring_attention`.
-        batch_axes: Mesh axes that split the batch. None leaves other axes automatic, where no
+        batch_axes: Mesh axes that shard the batch. None leaves other axes automatic, where no
             kernel can run.
-        head_axes: Mesh axes that split the heads, beside `batch_axes`.
-        implementation: Of `gated_delta`.
+        head_axes: Mesh axes that shard the heads, beside `batch_axes`.
+        implementation: As for `gated_delta`.
 
     Returns:
-        The result (B, S, HV, DV), and the state behind the last token, which every device has.
+        The result (B, S, HV, DV), and the state after the last token, on every device.
 
     Raises:
-        ShardingError: The sequence cannot be split evenly.
+        ShardingError: The sequence does not divide evenly.
         MeshError: The mesh has no such axis.
-        TPUKernelError: The arrays do not belong together.
+        TPUKernelError: Shapes do not match.
     """
     options: dict[str, Any] = {"chunk": chunk, "implementation": implementation}
     in_use, pieces = _pieces(q.shape[1], mesh, axis, layout)
@@ -124,12 +124,12 @@ def context_short_convolution(
     batch_axes: tuple[str, ...] | None = None,
     channel_axes: tuple[str, ...] = (),
 ) -> Array:
-    """`short_convolution` with the sequence split over the mesh axis `axis`, without states.
+    """Return `short_convolution` with the sequence sharded over `axis`, without states.
 
     Raises:
-        ShardingError: The sequence cannot be split evenly, or pieces are shorter than the filter.
+        ShardingError: The sequence does not divide evenly, or pieces are shorter than the filter.
         MeshError: The mesh has no such axis.
-        TPUKernelError: The arrays do not belong together.
+        TPUKernelError: Shapes do not match.
     """
     in_use, pieces = _pieces(x.shape[1], mesh, axis, layout)
     if in_use is None or pieces.shards == 1:
@@ -138,14 +138,14 @@ def context_short_convolution(
     piece = x.shape[1] // pieces.count
     if piece < reach:
         raise ShardingError(
-            f"A filter of {reach + 1} tokens reaches beyond the piece before, of {piece} tokens; "
-            f"split the sequence over fewer devices than '{axis}'={pieces.shards}."
+            f"A filter of {reach + 1} tokens extends beyond the piece before, of {piece} tokens; "
+            f"shard the sequence over fewer devices than '{axis}'={pieces.shards}."
         )
 
     def convolve(x: Array, weight: Array, ids: Array | None) -> Array:
         x = pieces.apart(x)
         ids = None if ids is None else pieces.apart(ids)
-        # What a piece leaves behind: its last tokens, those of its last document only.
+        # The tokens that the next piece needs: the last ones, of the last document only.
         tail = None if ids is None else ids[:, -reach:]
         _, left = short_convolution(x[:, -reach:], weight, segment_ids=tail)
         before = jnp.roll(pieces.every(left), 1, axis=0)
@@ -168,9 +168,9 @@ def context_short_convolution(
 
 @dataclass(frozen=True)
 class Pieces:
-    """The runs of consecutive tokens that the devices of an axis hold, `count` in all.
+    """The runs of consecutive tokens on the devices of an axis, `count` in all.
 
-    Apart, the pieces of one device lie along its batch: (pieces · B, tokens, …).
+    `apart` puts the pieces of one device along its batch: (pieces · B, tokens, …).
     """
 
     axis: str
@@ -179,16 +179,16 @@ class Pieces:
 
     @property
     def here(self) -> int:
-        """How many pieces each device has."""
+        """Pieces per device."""
         return pieces_a_shard(self.layout)
 
     @property
     def count(self) -> int:
-        """How many pieces there are."""
+        """Number of all pieces."""
         return self.shards * self.here
 
     def apart(self, x: Array) -> Array:
-        """(B, S, …) of this device as (pieces · B, S / pieces, …)."""
+        """Reshape this device's (B, S, …) to (pieces · B, S / pieces, …)."""
         x = x.reshape(x.shape[0], self.here, -1, *x.shape[2:])
         return jnp.moveaxis(x, 1, 0).reshape(-1, *x.shape[2:])
 
@@ -198,32 +198,32 @@ class Pieces:
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
     def every(self, x: Array) -> Array:
-        """(pieces · B, …) of each device as (count, B, …), in the order of the sequence."""
+        """Gather (pieces · B, …) of each device as (count, B, …), in the order of the sequence."""
         everyone = lax.all_gather(x.reshape(self.here, -1, *x.shape[1:]), self.axis)
         flat = everyone.reshape(self.count, *everyone.shape[2:])
         return flat[np.argsort(self._numbers())]
 
     def ours(self, x: Array) -> Array:
-        """This device's (pieces · B, …) of what `every` gave."""
+        """Return this device's (pieces · B, …) of a result of `every`."""
         numbers = jnp.asarray(self._numbers().reshape(self.shards, self.here))
         return x[numbers[lax.axis_index(self.axis)]].reshape(-1, *x.shape[2:])
 
     def goes_on(self, ids: Array | None) -> Array:
-        """(count, B or 1): whether a piece begins inside of the document that the last ended in."""
+        """Return (count, B or 1): whether a piece continues the document of the piece before."""
         if ids is None:
             return jnp.ones((self.count, 1), bool)
         first, last = self.every(ids[:, 0]), self.every(ids[:, -1])
         return (first == jnp.roll(last, 1, axis=0)).at[0].set(True)
 
     def _numbers(self) -> np.ndarray:
-        """The piece that each device holds in each of its turns, flat."""
+        """Return the piece numbers of all devices, flat."""
         if self.layout == "zigzag":
             return zigzag_order(self.count, self.shards)
         return np.arange(self.count)
 
 
 def _pass_on(first: Array, behind: Array, goes_on: Array) -> tuple[Array, Array]:
-    """The state before each piece, (count, B, HV, DK, DV), and that behind the last."""
+    """Return the state before each piece, (count, B, HV, DK, DV), and that after the last."""
     wide = first.shape[-1]
 
     def piece(state: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -253,6 +253,7 @@ def _map(
     batch_axes: tuple[str, ...] | None,
     **specs: Any,
 ) -> Callable[..., Any]:
-    around, free = (mesh, {axis}) if batch_axes is None else axes_to_take(mesh)
-    # Every device works out the same last state, which jax cannot know.
-    return jax.shard_map(function, mesh=around, axis_names=free, check_vma=False, **specs)
+    if batch_axes is not None:
+        return sharded_call(function, mesh, **specs)
+    # Every device computes the same last state, which jax cannot know.
+    return jax.shard_map(function, mesh=mesh, axis_names={axis}, check_vma=False, **specs)

@@ -1,4 +1,4 @@
-"""Which tokens of a long sequence each device of a context axis holds."""
+"""Which tokens of a long sequence each device of a context axis has."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -22,7 +22,7 @@ def check_layout(layout: str) -> None:
 
 
 def pieces_a_shard(layout: RingLayout) -> int:
-    """Runs of consecutive tokens that one device holds."""
+    """Return the runs of consecutive tokens per device."""
     return 2 if layout == "zigzag" else 1
 
 
@@ -38,7 +38,7 @@ def check_length(length: int, *, shards: int, layout: RingLayout, axis: str) -> 
 
 
 def local_positions(shard: Array, length: int, *, shards: int, layout: RingLayout) -> Array:
-    """Positions in the whole sequence of the `length` tokens that device `shard` holds."""
+    """Return the positions in the full sequence of the `length` tokens on device `shard`."""
     if layout == "contiguous":
         return shard * length + jnp.arange(length)
     half = length // 2
@@ -48,11 +48,11 @@ def local_positions(shard: Array, length: int, *, shards: int, layout: RingLayou
 
 
 def zigzag_order(length: int, shards: int) -> np.ndarray:
-    """The position of every token once the sequence is in zigzag order.
+    """Return the position of every token once the sequence is in zigzag order.
 
-    Device i of n holds pieces i and 2n-1-i of 2n. Under a causal mask early pieces attend to little
-    and late ones much, so every device gets the same work; in the contiguous layout the last
-    device works twice the average and the others wait for it.
+    Device i of n has pieces i and 2n-1-i of 2n. Under a causal mask early pieces attend to little
+    and late ones to much, so every device gets the same work; in the contiguous layout the last
+    device has twice the average work and the others wait for it.
     """
     check_length(length, shards=shards, layout="zigzag", axis="context")
     pieces = np.arange(length).reshape(2 * shards, -1)

@@ -1,7 +1,7 @@
-"""Causal attention with a window over a split sequence: a piece needs the end of the one before.
+"""Causal attention with a window over a sharded sequence, without a ring.
 
-No ring: each piece of queries attends to its own keys and those at the end of the piece before,
-which a neighbour sends. Side by side they are one short sequence for the TPU's flash kernel.
+Each piece of queries attends to its own keys and those at the end of the piece before, which a
+neighbour sends. Together they are one short sequence for the TPU's flash kernel.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from ...kernels.ops.flash_attention.problem import LANES, Residuals, SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
-# Segments of what stands before a piece and is not there: numbers that nobody gives a document.
+# Segments of missing tokens before a piece: numbers that no document has.
 _NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
 
 
@@ -28,7 +28,7 @@ def reaches_one_piece(window: int, piece: int) -> bool:
 def forward(
     q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring, interpret: bool = False
 ) -> tuple[Array, Array]:
-    """This device's output, and the log-sum-exp of its rows (b, H, S)."""
+    """Return this device's output, and the log-sum-exp of its rows (b, H, S)."""
     out, lse = pallas_tpu.with_sums(
         *_extended(ring, q, k, v, segments), **_options(ring, interpret)
     )
@@ -40,7 +40,7 @@ def forward(
 def backward(
     saved: Saved, d_out: Array, *, ring: Ring, interpret: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Gradients of q, k and v; those of keys that a neighbour sent go back to it."""
+    """Return the gradients of q, k and v; those of a neighbour's keys go back to it."""
     q, k, v, segments, out, lse = saved
     behind = _reach(ring, q)
     sums = jnp.moveaxis(_before(behind, _apart(ring, jnp.moveaxis(lse, 1, 2))), 1, 2)
@@ -54,18 +54,18 @@ def backward(
     )
     d_result = _before(behind, _apart(ring, d_out))
     d_q, d_k, d_v, *_ = pallas_tpu.backward(residuals, d_result, **_options(ring, interpret))
-    _, send_back = jax.vjp(lambda *x: tuple(_with_ends(ring, one, behind) for one in x), k, v)
+    _, send_back = jax.vjp(lambda *x: tuple(_with_ends(ring, array, behind) for array in x), k, v)
     return _together(ring, d_q[:, behind:]), *send_back((d_k, d_v))
 
 
 def _extended(
     ring: Ring, q: Array, k: Array, v: Array, segments: Array | None
 ) -> tuple[Array, Array, Array, SegmentIds]:
-    """Queries with as many rows in front as keys have; segments hide what is not there."""
+    """Return queries, keys and values with the previous piece's end in front; segments mask it."""
     behind = _reach(ring, q)
     own = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments.astype(jnp.int32)
     of_keys = _with_ends(ring, own, behind)
-    # Before the first piece of the sequence, an early one of the first device, there is no key.
+    # The first piece of the sequence, on the first device, has no keys before it.
     first = (jnp.arange(len(of_keys)) < len(q)) & (ring.here == 0)
     of_keys = of_keys.at[:, :behind].set(jnp.where(first[:, None], _NO_KEY, of_keys[:, :behind]))
     return (
@@ -77,12 +77,13 @@ def _extended(
 
 
 def _with_ends(ring: Ring, x: Array, behind: int) -> Array:
-    """(b, S, ...) to (pieces b, behind + piece, ...), before each piece the end of the last."""
+    """Reshape (b, S, ...) to (pieces b, behind + piece, ...), with the end of the piece before."""
     pieces = _apart(ring, x)
     ends = pieces[:, pieces.shape[1] - behind :]
     if pieces_a_shard(ring.layout) == 1:
         return jnp.concatenate([ring.pass_on(ends), pieces], axis=1)
-    # Late pieces run the other way; behind the early piece of the last device comes its late one.
+    # Late pieces are in the opposite order; after the early piece of the last device comes its late
+    # one.
     early, late = jnp.split(ends, 2)
     at_the_turn = ring.here == ring.shards - 1
     before_late = jnp.where(at_the_turn, early, ring.pass_on(late, -1))
@@ -90,7 +91,7 @@ def _with_ends(ring: Ring, x: Array, behind: int) -> Array:
 
 
 def _reach(ring: Ring, q: Array) -> int:
-    """Tokens before a piece that its queries may see, in whole lanes where the piece has them."""
+    """Return the tokens before a piece that its queries may see, in full lanes if possible."""
     assert ring.sight.window is not None
     piece = q.shape[1] // pieces_a_shard(ring.layout)
     return min(round_up(ring.sight.window - 1, LANES), piece)
@@ -105,13 +106,13 @@ def _options(ring: Ring, interpret: bool) -> dict[str, Any]:
 
 
 def _before(rows: int, x: Array, value: int = 0) -> Array:
-    """That many rows of `value` before each sequence."""
+    """Prepend that many rows of `value` to each sequence."""
     widths = [(rows if axis == 1 else 0, 0) for axis in range(x.ndim)]
     return jnp.pad(x, widths, constant_values=value)
 
 
 def _apart(ring: Ring, x: Array) -> Array:
-    """(b, S, ...) to (pieces b, S / pieces, ...): pieces are examples of their own."""
+    """Reshape (b, S, ...) to (pieces b, S / pieces, ...), with pieces as examples."""
     return jnp.concatenate(jnp.split(x, pieces_a_shard(ring.layout), axis=1))
 
 

@@ -1,7 +1,7 @@
-"""Where activations live: models name the dimensions, the strategy in force decides the axes.
+"""Shardings of activations: models name the dimensions, the active strategy chooses the axes.
 
-A model calls `constrain(x, "batch", "sequence", "embed")` and knows nothing about meshes. Outside
-`activation_rules(...)` the call returns `x` untouched, so the same model runs on one device.
+A model calls `constrain(x, "batch", "sequence", "embed")` and needs no mesh. Outside
+`activation_rules(...)` the call returns `x` unchanged, so the same model runs on one device.
 """
 
 from collections.abc import Generator, Mapping
@@ -19,10 +19,10 @@ from ..mesh.mesh import axis_sizes
 from .dimensions import DIMENSIONS
 from .strategy import parse_strategy, strategy_axes
 
-# An axis can split only one dimension of an array. Inside an expert layer the expert dimension
+# An axis can shard only one dimension of an array. Inside an expert layer the expert dimension
 # takes its axis back from the batch, and inside a tensor-parallel block the heads or the hidden
-# units take theirs back from the sequence: that hand-over is the all-to-all of expert
-# parallelism and the reduce-scatter of sequence parallelism.
+# units take theirs back from the sequence: that change is the all-to-all of expert parallelism and
+# the reduce-scatter of sequence parallelism.
 _PRECEDENCE = (
     "expert", "heads", "kv_heads", "mlp", "vocab", "batch", "capacity", "sequence",
 )  # fmt: skip
@@ -34,7 +34,7 @@ class ActivationRules:
 
     Attributes:
         mesh: The mesh, with or without devices.
-        axes: Logical dimension and the mesh axes that may split it.
+        axes: Logical dimension and the mesh axes that may shard it.
     """
 
     mesh: AnyMesh
@@ -46,7 +46,7 @@ class ActivationRules:
 
     @classmethod
     def of(cls, mesh: AnyMesh, strategy: str | None) -> "ActivationRules":
-        """The rules of a strategy on a mesh.
+        """Return the rules of a strategy on a mesh.
 
         Raises:
             ShardingError: The strategy is unknown or the mesh lacks an axis it needs.
@@ -54,8 +54,10 @@ class ActivationRules:
         sizes = axis_sizes(mesh)
         batch = axes_with_role(sizes, *BATCH_ROLES)
         axes: dict[str, tuple[str, ...]] = {"batch": batch, "capacity": batch}
-        # Context before tensor: neighbours in a ring should be whole sequence blocks apart.
-        for member in sorted(parse_strategy(strategy), key=lambda one: one.name == "sequence"):
+        # Context before tensor, so that neighbours in a ring are full sequence blocks apart.
+        for member in sorted(
+            parse_strategy(strategy), key=lambda member: member.name == "sequence"
+        ):
             own = tuple(strategy_axes(member, sizes))
             for dimension in member.activations:
                 axes[dimension] = (*axes.get(dimension, ()), *own)
@@ -68,12 +70,12 @@ class ActivationRules:
         *,
         without: tuple[str, ...] = (),
     ) -> PartitionSpec:
-        """The spec of an array whose dimensions are called `logical_axes`.
+        """Return the spec of an array whose dimensions are called `logical_axes`.
 
         Args:
             logical_axes: A name of `DIMENSIONS` or None for every dimension.
             shape: The array's shape; an axis that does not divide its dimension is left out.
-            without: Axes that are not to be used.
+            without: Axes that must not be used.
         """
         sizes = axis_sizes(self.mesh)
         taken = set(without)
@@ -86,17 +88,17 @@ class ActivationRules:
                     entries[index] = (*entries[index], axis)
                     taken.add(axis)
                     left //= sizes[axis]
-        return PartitionSpec(*(one[0] if len(one) == 1 else (one or None) for one in entries))
+        return PartitionSpec(*(axes[0] if len(axes) == 1 else (axes or None) for axes in entries))
 
 
-# A user context of jax is part of every jit cache key, so a function traced under one strategy
-# is traced again under another. The name of the context is resolved once, here.
+# A user context of jax is part of every jit cache key, so a function traced under one strategy is
+# traced again under another. The name of the context is resolved once, here.
 _current: Any = jax.make_user_context(None)
 
 
 @contextmanager
 def activation_rules(mesh: AnyMesh, strategy: str | None) -> Generator[ActivationRules]:
-    """While this is open, `constrain` places activations as `strategy` says.
+    """Let `constrain` place activations by `strategy` inside this context.
 
     Open it around the call that traces (`jit`, `lower`, `eval_shape`).
 
@@ -109,17 +111,17 @@ def activation_rules(mesh: AnyMesh, strategy: str | None) -> Generator[Activatio
 
 
 def current_rules() -> ActivationRules | None:
-    """The rules in force, or None outside `activation_rules`."""
+    """Return the active rules, or None outside `activation_rules`."""
     return _current.value
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Place `x` by the meaning of its dimensions; `x` itself when no rules are in force.
+    """Constrain the sharding of `x` by the names of its dimensions; without rules return `x`.
 
     Args:
         x: An activation.
-        logical_axes: For each dimension one of batch, sequence, embed, heads, kv_heads,
-            head_dim, mlp, vocab, expert, capacity, or None.
+        logical_axes: For each dimension one of batch, sequence, embed, heads, kv_heads, head_dim,
+            mlp, vocab, expert, capacity, or None.
 
     Raises:
         ShardingError: A name is unknown, or there are more or fewer names than dimensions.
@@ -129,7 +131,7 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def activation_sharding(shape: tuple[int, ...], *logical_axes: str | None) -> NamedSharding | None:
-    """Where `constrain` would put an activation of `shape`; None when it would leave it alone.
+    """Return the sharding that `constrain` would give an activation of `shape`; None without one.
 
     Raises:
         ShardingError: A name is unknown, or there are more or fewer names than dimensions.
@@ -149,8 +151,8 @@ def activation_sharding(shape: tuple[int, ...], *logical_axes: str | None) -> Na
     if rules is None:
         return None
     mesh = rules.mesh
-    # Inside shard_map some axes are already split by hand and x is one piece: only the axes
-    # still automatic there may be named, and on the mesh jax sees at that point.
+    # Inside shard_map some axes are already manual and x is a shard: only axes that are still
+    # automatic may be named, on the mesh of that context.
     inside = jax.sharding.get_abstract_mesh()
     by_hand = tuple(str(axis) for axis in inside.manual_axes)
     if by_hand:

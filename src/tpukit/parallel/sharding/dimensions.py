@@ -1,8 +1,8 @@
-"""What each dimension of a parameter means, from the model's own labels or from its names.
+"""The meaning of each parameter dimension, from the model's labels or from its names.
 
-Strategies never look at names: they ask for "the heads" or "the vocabulary". A label that comes
-with the model (linen `nn.Partitioned`, an nnx `Param(..., dims=(...))`) always wins; the table
-below covers the names that published models use; shapes alone decide the rest.
+Strategies do not read names: they look for "the heads" or "the vocabulary". A label that comes with
+the model (linen `nn.Partitioned`, an nnx `Param(..., dims=(...))`) always wins; the table below
+covers the names of published models; shapes alone decide the rest.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # The vocabulary shared by parameters and activations. `router` is the logits side of an expert
-# router: as long as `expert`, and never split, because every device scores every expert.
+# router: as long as `expert`, and never sharded, because every device scores every expert.
 DIMENSIONS: Final[tuple[str, ...]] = (
     "batch", "sequence", "embed", "heads", "kv_heads", "head_dim", "mlp", "vocab", "expert",
     "capacity", "router", "layers",
@@ -28,13 +28,13 @@ class Parameter:
     Attributes:
         path: Names from the root to the array, joined by "/".
         shape: Its global shape.
-        itemsize: Bytes of one element.
-        dims: What each dimension means; None where nothing is known.
-        guessed: True when `dims` rest on the shape alone.
-        units: How many indivisible units each dimension has; its size unless several elements
-            belong together, as the `head_dim` elements of one head do.
+        itemsize: Bytes per element.
+        dims: The meaning of each dimension; None where it is unknown.
+        guessed: True when `dims` are inferred from the shape alone.
+        units: Indivisible units of each dimension; its size unless several elements belong
+            together, as the `head_dim` elements of one head do.
         axis_labels: Mesh axis names that came with the array, for each dimension.
-        is_weight: False for counters and random keys, which no strategy splits.
+        is_weight: False for counters and random keys, which no strategy shards.
     """
 
     path: str
@@ -57,7 +57,7 @@ _IN_MOE = re.compile(r".*moe.*|experts?|mixture.*")
 _IN_ATTENTION = re.compile(r".*att(entio)?n.*|mha")
 _IS_POSITION = re.compile(r"(wpe|pos(ition)?(al)?_?embed.*)")
 
-# Module name -> what it computes. Column modules split their outputs, row modules their inputs.
+# Module name -> its function. Column modules shard their outputs, row modules their inputs.
 _MODULES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("router", re.compile(r"router|gate_logits|expert_router")),
     ("kv", re.compile(r"w[kv]|[kv]|key|value|[kv]_proj|to_[kv]|(key|value)_proj")),
@@ -122,9 +122,9 @@ def infer_dims(path: str, shape: tuple[int, ...], *, stacked: bool = False) -> t
 def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] = ()) -> set[str]:
     """Return the paths whose first dimension counts layers.
 
-    A stack is a container such as `layers` that is not numbered inside, whose arrays all agree
-    on their first dimension, or each of whose parts is such a stack: one for each kind of layer.
-    Pass weights only: counters and random keys would hide one.
+    A stack is a container such as `layers` without numbered children, whose arrays all agree on
+    their first dimension, or whose parts are each such a stack, one per kind of layer. Pass weights
+    only, because counters and random keys would disagree.
 
     Args:
         shapes: Shape of every parameter by path.
@@ -140,11 +140,11 @@ def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] =
 
     def is_stack(paths: Sequence[str]) -> bool:
         ranks = [len(shapes[path]) for path in paths]
-        # A stacked vector is 2-D and a stacked matrix 3-D: less means these are plain arrays.
+        # A stacked vector is 2-D and a stacked matrix 3-D; fewer dimensions mean plain arrays.
         return min(ranks) >= 2 and max(ranks) >= 3 and len({shapes[path][0] for path in paths}) == 1
 
     def is_kind(paths: Sequence[str]) -> bool:
-        # A whole layer has vectors too; a lone 3-D array may be a matrix of separate heads.
+        # A full layer has vectors too; a lone 3-D array may be a matrix of separate heads.
         return is_stack(paths) and min(len(shapes[path]) for path in paths) == 2
 
     for container, paths in members.items():
@@ -157,7 +157,7 @@ def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] =
 
 
 def _holds_all_experts(words: Sequence[str]) -> bool:
-    """Whether a word such as `experts` is on the path and is not followed by an expert's number."""
+    """Whether the path has a word such as `experts` that is not followed by an expert's number."""
     return any(
         _EXPERTS.fullmatch(word) and not following.isdigit()
         for word, following in itertools.pairwise(words)
@@ -167,7 +167,7 @@ def _holds_all_experts(words: Sequence[str]) -> bool:
 def _own_dims(
     kind: str | None, leaf: str, owner: str, shape: tuple[int, ...], in_attention: bool
 ) -> Dims | None:
-    """Dimensions of one layer's parameter in a module of a known kind, or None."""
+    """Return the dimensions of one layer's parameter in a module of a known kind, or None."""
     rank = len(shape)
     if rank == 0:
         return ()
@@ -202,13 +202,13 @@ def _head_dims(leaf: str, owner: str, shape: tuple[int, ...], transposed: bool) 
         return ("vocab",) if _BIAS.fullmatch(leaf) else None
     if len(shape) != 2:
         return None
-    # A bare array says nothing about its orientation; the vocabulary is the longer side.
+    # A bare array does not tell its orientation; the vocabulary is the longer side.
     vocab_first = shape[0] > shape[1] if leaf == owner else transposed
     return ("vocab", "embed") if vocab_first else ("embed", "vocab")
 
 
 def _guess_from_shape(leaf: str, shape: tuple[int, ...]) -> Dims:
-    """Take a matrix that widens for the first half of an MLP, one that narrows for the second."""
+    """Guess that a widening matrix is the first half of an MLP, a narrowing one the second."""
     if len(shape) != 2 or shape[0] == shape[1] or _BIAS.fullmatch(leaf):
         return (None,) * len(shape)
     return ("embed", "mlp") if shape[0] < shape[1] else ("mlp", "embed")

@@ -1,4 +1,4 @@
-"""A layout: which device holds which part of every parameter, decided before anything moves."""
+"""A layout: the sharding of every parameter, decided before any array moves."""
 
 import logging
 import math
@@ -13,14 +13,132 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import RenderableType
 
 from ...annotations import AnyMesh, PyTree
+from ...errors import ShardingError
 from ...shown import Shown
 from ..mesh.mesh import axis_sizes
 from .activations import ActivationRules, activation_rules
-from .placing import check_found_work, place
+from .dimensions import Parameter
 from .report import LayoutReport, Placement
-from .rules import Rule, Rules, entries_spec, first_match, parse_rules, spec_entries
+from .rules import (
+    Entries,
+    Rule,
+    Rules,
+    check_axes,
+    check_fits,
+    does_not_divide,
+    entries_spec,
+    first_match,
+    parse_rules,
+    spec_entries,
+)
 from .strategy import ActivationsOnly, Strategy, parse_strategy, strategy_axes
 from .trees import describe_parameters, named_leaves, open_model
+
+# Zeros there do not change what the next layer reads; padded heads or experts would.
+PADDABLE = ("mlp", "vocab")
+
+
+def place(
+    parameter: Parameter,
+    working: Sequence[tuple[Strategy, dict[str, int]]],
+    rules: Sequence[Rule],
+    sizes: Mapping[str, int],
+    pad: bool,
+) -> Placement:
+    """Place one parameter: by the first rule, else by its own labels, else by the strategies.
+
+    Raises:
+        ShardingError: A dimension does not divide over its axes.
+    """
+    rank = len(parameter.shape)
+    rule = first_match(rules, parameter.path)
+    if rule is not None:
+        entries, decided_by = spec_entries(rule.spec, rank), f"rule {rule.pattern}"
+    elif any(label in sizes for label in parameter.axis_labels):
+        spec = PartitionSpec(*parameter.axis_labels)
+        check_axes(spec, sizes, what=f"The label of {parameter.path!r}")
+        entries, decided_by = spec_entries(spec, rank), "the model's labels"
+    else:
+        entries, decided_by = _ask_strategies(parameter, working)
+    padded = _padded(parameter, entries, sizes)
+    shape = padded if pad else parameter.shape
+    names = (None,) * rank if parameter.guessed else parameter.dims
+    hint = ", or pass pad=True" if padded != shape else ""
+    check_fits(parameter.path, shape, names, entries, sizes, hint=hint)
+    ways = math.prod(sizes[axis] for entry in entries for axis in entry)
+    return Placement(
+        path=parameter.path,
+        shape=parameter.shape,
+        placed_shape=shape,
+        dims=parameter.dims,
+        spec=entries_spec(entries),
+        itemsize=parameter.itemsize,
+        bytes_per_device=math.prod(shape) * parameter.itemsize // ways,
+        decided_by=decided_by,
+    )
+
+
+def _ask_strategies(
+    parameter: Parameter, working: Sequence[tuple[Strategy, dict[str, int]]]
+) -> tuple[Entries, str]:
+    entries: list[tuple[str, ...]] = [()] * len(parameter.shape)
+    contributors: list[str] = []
+    taken: set[str] = set()
+    for member, axes in working if parameter.is_weight else ():
+        free = [index for index, entry in enumerate(entries) if not entry]
+        own = {axis: size for axis, size in axes.items() if axis not in taken}
+        proposal = member.propose(parameter, free, own) if own else {}
+        for index, given in proposal.items():
+            entries[index] = given
+            taken.update(given)
+        if proposal:
+            contributors.append(member.name)
+    return tuple(entries), "+".join(contributors) or "replicated"
+
+
+def _padded(parameter: Parameter, entries: Entries, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape with every paddable dimension rounded up to a multiple of its axes."""
+    if parameter.guessed:  # zeros in a dimension that only looks like hidden units are not padding
+        return parameter.shape
+    grown: list[int] = []
+    for size, dim, axes in zip(parameter.shape, parameter.dims, entries, strict=False):
+        ways = math.prod(sizes[axis] for axis in axes)
+        grown.append(math.ceil(size / ways) * ways if dim in PADDABLE else size)
+    return (*grown, *parameter.shape[len(grown) :])
+
+
+def check_found_work(
+    working: Sequence[tuple[Strategy, dict[str, int]]], placed: Sequence[Placement]
+) -> None:
+    """Check that every strategy that shards by meaning found such a dimension.
+
+    Raises:
+        ShardingError: One did not; the message tells how to label the dimension it needs.
+    """
+    missing = {
+        "pipeline": "stack the layers (nnx.vmap, nn.scan) under a name such as 'layers', "
+        "or say where they are with stacked=",
+        "expert": "keep the experts in one array under a name such as 'experts'",
+        "megatron": "label the dimensions (nnx.Param(..., dims=('embed', 'mlp'))), or give rules",
+    }
+    contributors = {name for placement in placed for name in placement.decided_by.split("+")}
+    by_hand = any(placement.decided_by.startswith(("rule ", "the model's")) for placement in placed)
+    for member, axes in working:
+        active = math.prod(axes.values()) > 1 and not by_hand
+        if active and member.name in missing and member.name not in contributors:
+            stacks = {
+                placement.shape[placement.dims.index("layers")]: placement
+                for placement in placed
+                if "layers" in placement.dims
+            }
+            if member.name == "pipeline" and stacks:
+                layers = max(stacks)  # a shorter stack may precede the stages
+                raise does_not_divide(stacks[layers].path, "layers", layers, axes)
+            raise ShardingError(
+                f"Strategy {member.name!r} found no parameter to shard among {len(placed)} arrays; "
+                f"{missing[member.name]}."
+            )
+
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +147,13 @@ BIG_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Layout(Shown):
-    """Where every parameter of a model lives on a mesh.
+    """The shardings of all parameters of a model on a mesh.
 
     Attributes:
         mesh: The mesh, with or without devices.
         strategy: The product of strategies, or None when rules alone decided.
-        specs: A PartitionSpec for each array, in a tree like the model's (None for other leaves;
-            an nnx module's tree is its state).
+        specs: A PartitionSpec for each array, in a tree like the model's (None for other leaves; an
+            nnx module's tree is its state).
         report: The same, parameter by parameter.
     """
 
@@ -51,26 +169,26 @@ class Layout(Shown):
 
     @property
     def batch_spec(self) -> PartitionSpec:
-        """How a batch of shape (batch, sequence, ...) is split."""
+        """Return the sharding of a batch of shape (batch, sequence, ...)."""
         axes = dict(ActivationRules.of(self.mesh, self.strategy).axes)
-        # Megatron's sequence split happens between blocks: tokens still arrive whole.
+        # Megatron shards the sequence between blocks; tokens still arrive complete.
         context = ActivationRules.of(self.mesh, "context" if self._has("context") else None)
         return entries_spec([axes["batch"], dict(context.axes).get("sequence", ())])
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """`batch_spec` on this mesh."""
+        """Return `batch_spec` on this mesh."""
         return self._named(self.batch_spec)
 
     def activation_rules(self) -> AbstractContextManager[ActivationRules]:
-        """While this is open, `constrain` places activations for this layout."""
+        """Let `constrain` place activations for this layout inside this context."""
         return activation_rules(self.mesh, self.strategy)
 
     def find(self, path: str) -> Placement | None:
-        """The placement of the parameter whose path ends `path`; the longest match wins.
+        """Return the placement of the parameter whose path ends `path`; the longest match wins.
 
-        An optimizer keeps its moments under paths like `0/mu/layers/q/kernel`: the parameter's
-        own path with something before it.
+        An optimizer keeps its moments under paths like `0/mu/layers/q/kernel`: the parameter's own
+        path with a prefix.
         """
         words = path.split("/")
         for start in range(len(words)):
@@ -80,12 +198,12 @@ class Layout(Shown):
         return None
 
     def for_optimizer_state(self, state: PyTree) -> PyTree:
-        """Shardings for any tree that holds things shaped like the parameters.
+        """Return shardings for any tree with leaves shaped like the parameters.
 
-        A leaf whose path ends in a parameter's path is placed like the parameter; one that lacks
-        some of its dimensions (Adafactor's row and column statistics) keeps the axes of those
-        it has, and one whose last dimension counts blocks (scales of moments in eight bits) is
-        split along it where whole blocks allow. Everything else is replicated.
+        A leaf whose path ends in a parameter's path is placed like the parameter. A leaf that lacks
+        some of its dimensions (Adafactor's row and column statistics) keeps the axes of those it
+        has. A leaf whose last dimension counts blocks (scales of 8-bit moments) is sharded along it
+        if full blocks allow. All other leaves are replicated.
 
         Args:
             state: Arrays or ShapeDtypeStructs, such as `jax.eval_shape(optimizer.init, params)`.
@@ -100,7 +218,7 @@ class Layout(Shown):
         return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
     def to_dict(self) -> dict[str, Any]:
-        """The layout as JSON data."""
+        """Return the layout as JSON data."""
         return {
             "mesh": axis_sizes(self.mesh),
             "strategy": self.strategy,
@@ -109,21 +227,21 @@ class Layout(Shown):
         }
 
     def __rich__(self) -> RenderableType:
-        """The report's table."""
+        """Return the report's table."""
         return self.report.__rich__()
 
     def _spec_like(self, placement: Placement, shape: tuple[int, ...]) -> PartitionSpec:
-        """The spec of something kept for a parameter: all its dimensions, or all but some."""
-        whole = placement.placed_shape
-        entries = spec_entries(placement.spec, len(whole))
-        if shape == whole:
+        """Return the spec of an array kept for a parameter, with all or some of its dimensions."""
+        full_shape = placement.placed_shape
+        entries = spec_entries(placement.spec, len(full_shape))
+        if shape == full_shape:
             return placement.spec
-        if len(shape) == len(whole) and shape[:-1] == whole[:-1]:
+        if len(shape) == len(full_shape) and shape[:-1] == full_shape[:-1]:
             sizes = axis_sizes(self.mesh)
             ways = math.prod(sizes[axis] for axis in entries[-1])
             return entries_spec([*entries[:-1], entries[-1] if shape[-1] % ways == 0 else ()])
         kept: list[tuple[str, ...]] = []
-        dimensions = list(zip(whole, entries, strict=True))
+        dimensions = list(zip(full_shape, entries, strict=True))
         for size in shape:
             while dimensions and dimensions[0][0] != size:
                 dimensions.pop(0)
@@ -153,7 +271,7 @@ def make_layout(
     stacked: Sequence[str] = (),
     head_counts: Mapping[str, int] | None = None,
 ) -> Layout:
-    """Decide where every parameter of a model lives; nothing is moved.
+    """Decide the sharding of every parameter of a model; nothing is moved.
 
     Args:
         tree: A flax nnx module or state, linen variables, an equinox module or any pytree, of
@@ -161,16 +279,16 @@ def make_layout(
         mesh: A mesh, or an abstract one for compile-only work.
         strategy: Names joined by "+" ("fsdp+megatron"), or None for rules alone.
         rules: (pattern, spec) pairs tried before the strategy on the "/"-joined path; the first
-            pattern found in a path gives the whole spec.
-        pad: Allow hidden units and vocabularies to grow with zeros to a size the mesh divides.
-        stacked: Patterns of paths whose first dimension counts layers, where the names do not
-            tell (a stack called `layers`, `blocks`, ... is recognised).
-        head_counts: {"heads": 32, "kv_heads": 8} for models that merge heads and head size into
-            one dimension, so that no head is cut in two.
+            pattern found in a path gives the full spec.
+        pad: Allow hidden units and vocabularies to be padded with zeros to a size the mesh divides.
+        stacked: Patterns of paths whose first dimension counts layers, where the names do not tell
+            (a stack called `layers`, `blocks`, ... is recognised).
+        head_counts: {"heads": 32, "kv_heads": 8} for models that merge heads and head size into one
+            dimension, so that no head is divided.
 
     Raises:
         ShardingError: A strategy, axis or rule is unknown, a dimension does not divide, or a
-            strategy finds nothing it could split.
+            strategy finds nothing it could shard.
     """
     sizes = axis_sizes(mesh)
     members = parse_strategy(strategy)
@@ -179,12 +297,14 @@ def make_layout(
     opened = open_model(tree).tree
     parameters = describe_parameters(opened, stacked=stacked, head_counts=head_counts)
     placements = [
-        None if one is None else place(one, working, parsed, sizes, pad) for one in parameters
+        None if parameter is None else place(parameter, working, parsed, sizes, pad)
+        for parameter in parameters
     ]
     placed = tuple(placement for placement in placements if placement is not None)
     check_found_work(working, placed)
     specs = jax.tree.unflatten(
-        jax.tree.structure(opened), [None if one is None else one.spec for one in placements]
+        jax.tree.structure(opened),
+        [None if placement is None else placement.spec for placement in placements],
     )
     layout = Layout(mesh, strategy, specs, _report(placed, parsed, members, mesh, strategy))
     for warning in layout.report.warnings():
@@ -199,23 +319,25 @@ def _report(
     mesh: AnyMesh,
     strategy: str | None,
 ) -> LayoutReport:
-    first_matches = [first_match(rules, one.path) for one in placed]
+    first_matches = [first_match(rules, placement.path) for placement in placed]
     splits_parameters = any(not isinstance(member, ActivationsOnly) for member in members)
-    used = {axis for one in placed for axis in one.axes}
+    used = {axis for placement in placed for axis in placement.axes}
     used |= {axis for _, axes in ActivationRules.of(mesh, strategy).axes for axis in axes}
     return LayoutReport(
         placements=placed,
         unused_rules=tuple(rule.pattern for rule in rules if rule not in first_matches),
         without_rule=tuple(
-            one.path for one, rule in zip(placed, first_matches, strict=True) if rules and not rule
+            placement.path
+            for placement, rule in zip(placed, first_matches, strict=True)
+            if rules and not rule
         ),
         big_replicated=tuple(
-            one.path
-            for one in placed
+            placement.path
+            for placement in placed
             if mesh.size > 1
             and (splits_parameters or rules)
-            and not one.axes
-            and one.bytes_total >= BIG_BYTES
+            and not placement.axes
+            and placement.bytes_total >= BIG_BYTES
         ),
         idle_axes={
             axis: size for axis, size in axis_sizes(mesh).items() if size > 1 and axis not in used

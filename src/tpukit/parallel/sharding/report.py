@@ -1,4 +1,4 @@
-"""What a layout decided, parameter by parameter, and what deserves a second look."""
+"""The decisions of a layout, parameter by parameter, and warnings."""
 
 import math
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from .rules import spec_entries
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one array goes.
+    """The placement of one array.
 
     Attributes:
         path: Its path.
         shape: Its shape in the model.
         placed_shape: Its shape on the mesh; longer than `shape` only where it was padded.
-        dims: What each dimension means.
-        spec: Which axes split which dimension.
-        itemsize: Bytes of one element.
-        bytes_per_device: What each device holds of it.
-        decided_by: The rule or the strategies that split it; "replicated" when nothing did.
+        dims: The meaning of each dimension.
+        spec: Which axes shard which dimension.
+        itemsize: Bytes per element.
+        bytes_per_device: Bytes on each device.
+        decided_by: The rule or the strategies that shard it; "replicated" when none does.
     """
 
     path: str
@@ -41,16 +41,16 @@ class Placement:
 
     @property
     def bytes_total(self) -> int:
-        """Size of the whole array as placed."""
+        """Size of the full array as placed."""
         return math.prod(self.placed_shape) * self.itemsize
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that split it."""
+        """The mesh axes that shard it."""
         return tuple(axis for entry in spec_entries(self.spec, len(self.shape)) for axis in entry)
 
     def to_dict(self) -> dict[str, Any]:
-        """The placement as JSON data."""
+        """Return the placement as JSON data."""
         return {
             "path": self.path,
             "shape": list(self.shape),
@@ -70,9 +70,9 @@ class LayoutReport(Shown):
         placements: One for each array.
         unused_rules: Patterns that matched no parameter.
         without_rule: Parameters no rule matched, when rules were given.
-        big_replicated: Large parameters that every device holds in full.
-        idle_axes: Mesh axes, with sizes, that split neither parameters nor activations: devices
-            along them repeat the same work.
+        big_replicated: Large parameters that every device has in full.
+        idle_axes: Mesh axes, with sizes, that shard neither parameters nor activations, so that
+            devices along them repeat the same work.
     """
 
     placements: tuple[Placement, ...]
@@ -83,7 +83,7 @@ class LayoutReport(Shown):
 
     @property
     def bytes_per_device(self) -> int:
-        """What each device holds of all arrays (exact: arithmetic on shapes)."""
+        """Bytes of all arrays per device (exact, from the shapes)."""
         return sum(placement.bytes_per_device for placement in self.placements)
 
     @property
@@ -92,24 +92,24 @@ class LayoutReport(Shown):
         return sum(placement.bytes_total for placement in self.placements)
 
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for everything that deserves a second look."""
-        found: list[str] = []
+        """Return one sentence per finding that should be checked."""
+        sentences: list[str] = []
         if self.unused_rules:
-            found.append(f"Rules that matched no parameter: {_some(self.unused_rules)}.")
+            sentences.append(f"Rules that matched no parameter: {_some(self.unused_rules)}.")
         if self.big_replicated:
-            found.append(
+            sentences.append(
                 f"Large parameters that every device holds in full: {_some(self.big_replicated)}; "
                 "give them a rule, or a dimension the mesh divides."
             )
         for axis, size in self.idle_axes.items():
-            found.append(
+            sentences.append(
                 f"Mesh axis {axis}={size} splits nothing, so {size} devices repeat the same work; "
                 "add a strategy that uses it (such as '+megatron' for a tensor axis)."
             )
-        return tuple(found)
+        return tuple(sentences)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Return the report as JSON data."""
         return {
             "bytes_per_device": self.bytes_per_device,
             "bytes_total": self.bytes_total,
@@ -121,7 +121,7 @@ class LayoutReport(Shown):
         }
 
     def __rich__(self) -> RenderableType:
-        """A table with one row a parameter, and the warnings under it."""
+        """Return a table with one row per parameter, and the warnings under it."""
         table = Table(title=f"{self.bytes_per_device / 2**20:,.2f} MiB a device")
         table.add_column("parameter", overflow="fold")
         for name in ("shape", "spec", "MiB a device", "decided by"):
@@ -138,7 +138,7 @@ class LayoutReport(Shown):
 
 
 def show_spec(spec: PartitionSpec) -> str:
-    """A spec for people: "data, -, model", or "replicated"."""
+    """Format a spec: "data, -, model", or "replicated"."""
     entries = spec_entries(spec, len(spec))
     return ", ".join("+".join(entry) or "-" for entry in entries) or "replicated"
 

@@ -1,4 +1,4 @@
-"""Sharding by hand: regular expressions on parameter paths, first match wins, nothing silent."""
+"""Sharding rules: regular expressions on parameter paths, of which the first match decides."""
 
 import math
 import re
@@ -11,16 +11,16 @@ from jax.sharding import PartitionSpec
 from ...errors import ShardingError, did_you_mean
 from ..mesh.manual_axes import divisors
 
-# A rule's right side: a PartitionSpec, or axis names, None and tuples of names in a sequence.
+# The spec of a rule: a PartitionSpec, or a sequence of axis names, None and tuples of names.
 RuleSpec = PartitionSpec | Sequence[Any]
-# Patterns on paths of parameters; the first that matches decides.
+# Patterns on parameter paths; the first that matches decides.
 Rules = Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec]
 Entries = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One pattern and the axes it gives to each dimension, from the first on."""
+    """A pattern and the axes it gives to each dimension, from the first on."""
 
     pattern: str
     spec: PartitionSpec
@@ -61,12 +61,12 @@ def parse_rules(
 
 
 def first_match(rules: Sequence[Rule], path: str) -> Rule | None:
-    """The first rule whose pattern occurs in the path."""
+    """Return the first rule whose pattern occurs in the path."""
     return next((rule for rule in rules if rule.matches(path)), None)
 
 
 def spec_entries(spec: PartitionSpec, rank: int) -> Entries:
-    """A spec as one tuple of axis names for each of `rank` dimensions."""
+    """Return a spec as one tuple of axis names per dimension."""
     entries = [
         () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for entry in spec
@@ -75,10 +75,10 @@ def spec_entries(spec: PartitionSpec, rank: int) -> Entries:
 
 
 def entries_spec(entries: Sequence[tuple[str, ...]]) -> PartitionSpec:
-    """The shortest spec with these axes on each dimension."""
+    """Return the shortest spec with these axes on each dimension."""
     last = max((index for index, entry in enumerate(entries) if entry), default=-1)
     return PartitionSpec(
-        *(one[0] if len(one) == 1 else (one or None) for one in entries[: last + 1])
+        *(axes[0] if len(axes) == 1 else (axes or None) for axes in entries[: last + 1])
     )
 
 
@@ -86,7 +86,7 @@ def check_axes(spec: PartitionSpec, sizes: Mapping[str, int], *, what: str) -> N
     """Check that a spec names only axes of the mesh, each once.
 
     Raises:
-        ShardingError: It does not; the message names the axes there are.
+        ShardingError: It does not; the message names the mesh's axes.
     """
     seen: set[str] = set()
     for axis in (axis for entry in spec_entries(spec, len(spec)) for axis in entry):
@@ -97,7 +97,7 @@ def check_axes(spec: PartitionSpec, sizes: Mapping[str, int], *, what: str) -> N
             )
         if axis in seen:
             raise ShardingError(
-                f"{what} uses the axis {axis!r} twice in {spec}; an axis can split one dimension."
+                f"{what} uses the axis {axis!r} twice in {spec}; an axis can shard one dimension."
             )
         seen.add(axis)
 
@@ -118,7 +118,7 @@ def check_fits(
     """
     if len(entries) > len(shape):
         raise ShardingError(
-            f"The spec for {path!r} has {len(entries)} entries and its shape is {shape}; "
+            f"The spec for {path!r} has {len(entries)} entries, but its shape is {shape}; "
             "give at most one entry for each dimension."
         )
     for index, axes in enumerate(entries):
@@ -132,7 +132,7 @@ def check_fits(
 def does_not_divide(
     path: str, name: str, units: int, axes: Mapping[str, int], *, hint: str = ""
 ) -> ShardingError:
-    """The error for `units` of a dimension that do not divide over `axes`, with what would."""
+    """Return the error for `units` of a dimension that do not divide over `axes`, with a fix."""
     ways = math.prod(axes.values())
     seen = " x ".join(f"{axis}={size}" for axis, size in axes.items())
     fitting = [number for number in divisors(units) if number <= max(ways, 16)]

@@ -1,8 +1,8 @@
-"""Sharding strategies by name, and their products: which mesh axis splits which dimension.
+"""Sharding strategies by name, and their products: which mesh axis shards which dimension.
 
-A strategy sees one parameter and the dimensions nobody has taken yet, and names the axes that
-split them. "fsdp+megatron" asks each in turn, the structural ones first, whatever order the user
-wrote: a layer axis belongs to the pipeline before fsdp may look at it.
+A strategy gets one parameter and its free dimensions, and proposes axes for them. "fsdp+megatron"
+calls each in turn, the structural ones first, in whatever order they are written: a layer axis
+belongs to the pipeline before fsdp may use it.
 """
 
 import math
@@ -17,10 +17,10 @@ from ..mesh.mesh import axis_sizes
 from .dimensions import Parameter
 from .rules import does_not_divide
 
-# fsdp gathers what it splits; gathering a vector costs a collective and saves almost nothing.
+# fsdp gathers what it shards; gathering a vector costs a collective and saves almost nothing.
 VECTOR_SPLIT_FROM = 2**20
 MATRIX_SPLIT_FROM = 1024
-# What a matrix of a layer turns into something else: any of them can be split and gathered.
+# Dimensions that a layer's matrix maps to: any of them can be sharded and gathered.
 WEIGHT_SIDES = ("embed", "heads", "kv_heads", "mlp")
 LANES = 128
 
@@ -32,7 +32,7 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What the user writes."""
+        """The name that the user writes."""
         ...
 
     @property
@@ -42,19 +42,19 @@ class Strategy(Protocol):
 
     @property
     def activations(self) -> Mapping[str, Role]:
-        """Logical activation dimension -> the role of the axes that split it."""
+        """Logical activation dimension -> the role of the axes that shard it."""
         ...
 
     def propose(
         self, parameter: Parameter, free: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """Axes for some of the `free` dimensions; `axes` are this strategy's own, with sizes."""
+        """Return axes for some of the `free` dimensions; `axes` are this strategy's, with sizes."""
         ...
 
 
 @dataclass(frozen=True)
 class ByDimension:
-    """Splits the first free dimension of a given meaning: megatron, expert, pipeline."""
+    """Shards the first free dimension of a given meaning: megatron, expert, pipeline."""
 
     name: str
     roles: tuple[Role, ...]
@@ -64,20 +64,20 @@ class ByDimension:
     def propose(
         self, parameter: Parameter, free: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """Give all axes to the first dimension this strategy is about.
+        """Give all axes to the first dimension of this strategy's meaning.
 
         Raises:
-            ShardingError: That would cut heads in two.
+            ShardingError: That would divide heads.
         """
         ways = math.prod(axes.values())
         for index in free:
             dim, units = parameter.dims[index], parameter.units[index]
             if dim not in self.splits:
                 continue
-            # Fewer key/value heads than devices is how grouped-query models are made: each
-            # device keeps the heads it needs. A guess from shapes is no promise either.
-            # A stack that stages cannot share (leading dense layers) lies on all of them; that none
-            # can be shared is for `check_found_work` to say.
+            # Grouped-query models have fewer key/value heads than devices, and each device keeps
+            # the heads it needs. A guess from shapes is not reliable either. A stack that stages
+            # cannot share (leading dense layers) is on all of them; `check_found_work` reports if
+            # none can be shared.
             if units % ways and (dim in ("kv_heads", "layers") or parameter.guessed):
                 continue
             if units % ways and units != parameter.shape[index]:
@@ -88,12 +88,12 @@ class ByDimension:
 
 @dataclass(frozen=True)
 class FullyShard:
-    """Splits every large parameter once: along `embed` where known, else its longest side.
+    """Shards every large parameter once: along `embed` where known, else its longest dimension.
 
-    Along another named side where `embed` comes last and a share of it would be mostly padding.
-    Experts stay whole where they divide: their shares lie as they are gathered, and gradients are
-    scattered as they are summed, which the compiler does not do for a few rows of each expert. Of
-    several axes they take as many as their number divides over; another side takes the rest.
+    Another named dimension is used where `embed` comes last and a shard of it would be mostly
+    padding. Experts are sharded by number where they divide: such shards are gathered as they are,
+    and gradients are reduce-scattered, which the compiler does not do for a few rows of each
+    expert. They take as many axes as their number divides over; another dimension takes the rest.
     """
 
     name: str = "fsdp"
@@ -119,32 +119,32 @@ class FullyShard:
     def _around_experts(
         self, parameter: Parameter, usable: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """Experts over the axes that they divide over, and another side over the rest."""
+        """Shard experts over the axes that they divide over, another dimension over the rest."""
         experts = next((index for index in usable if parameter.dims[index] == "expert"), None)
         if experts is None:
             return {}
         own, rest = share_experts(parameter.shape[experts], axes)
         if not own:
             return {}
-        # Shares of the side next to them lie as they are gathered, like those of whole experts.
+        # Shards of the dimension next to them are gathered as they are, like those of full experts.
         beside = [experts + 1] if experts + 1 in usable else []
         others = [index for index in usable if index != experts]
-        found = [self._on_fewest(parameter, some, rest) for some in (beside, others)]
-        return {experts: tuple(own), **max(found, key=_axes_used)}
+        choices = [self._on_fewest(parameter, some, rest) for some in (beside, others)]
+        return {experts: tuple(own), **max(choices, key=_axes_used)}
 
     def _on_fewest(
         self, parameter: Parameter, usable: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """As many axes as one dimension divides over, and the others on further ones."""
+        """Give one dimension as many axes as it divides over, the others to further dimensions."""
         names, last = tuple(axes), len(parameter.shape) - 1
         for count in range(len(names), 0, -1):
             ways = math.prod(axes[name] for name in names[:count])
 
             def merit(index: int, ways: int = ways) -> tuple[bool, bool, int, int]:
                 dim, size = parameter.dims[index], parameter.shape[index]
-                # A share of the last dimension is padded to whole lanes of memory.
+                # A shard of the last dimension is padded to full lanes of memory.
                 padded = index == last and size // ways % LANES > 0
-                # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
+                # Sharding a vocabulary would turn each embedding look-up into a masked all-reduce.
                 named = dim in WEIGHT_SIDES and not padded
                 return named, dim == "embed", size, -index
 
@@ -163,7 +163,7 @@ def _axes_used(assignment: Assignment) -> int:
 
 @dataclass(frozen=True)
 class ActivationsOnly:
-    """Leaves parameters whole: data parallelism, and the two ways to split a sequence."""
+    """Does not shard parameters: data parallelism, and the two ways to shard a sequence."""
 
     name: str
     roles: tuple[Role, ...]
@@ -194,14 +194,14 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def strategy_names() -> tuple[str, ...]:
-    """The names that may be joined with "+"."""
+    """Return the names that may be joined with "+"."""
     return tuple(strategy.name for strategy in STRATEGIES)
 
 
 def parse_strategy(text: str | None) -> tuple[Strategy, ...]:
     """Return the strategies of a product such as "fsdp+megatron", in order of precedence.
 
-    None is the empty product: parameters stay whole unless a rule splits them.
+    None is the empty product: parameters are replicated unless a rule shards them.
 
     Raises:
         ShardingError: A name is unknown or appears twice.
@@ -222,21 +222,21 @@ def parse_strategy(text: str | None) -> tuple[Strategy, ...]:
 
 
 def strategy_axes(strategy: Strategy, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The axes of a mesh that a strategy works on, with their sizes.
+    """Return the axes of a mesh that a strategy works on, with their sizes.
 
     Raises:
         ShardingError: The mesh has no axis for it.
     """
     for role in strategy.roles:
-        found = axes_with_role(sizes, role)
-        if found:
-            return {axis: sizes[axis] for axis in found}
+        present = axes_with_role(sizes, role)
+        if present:
+            return {axis: sizes[axis] for axis in present}
     wanted = [name for role in strategy.roles for name in names_of_role(role)]
     hints = "".join(did_you_mean(axis, wanted, most=1) for axis in sizes if axis not in wanted)
     seen = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     raise ShardingError(
         f"Strategy {strategy.name!r} needs a mesh axis called {' or '.join(map(repr, wanted))}, "
-        f"and the mesh has {seen}; rename an axis or choose another strategy.{hints}"
+        f"but the mesh has {seen}; rename an axis or choose another strategy.{hints}"
     )
 
 
@@ -252,18 +252,18 @@ _STRATEGY_OF_ROLE: dict[Role, str] = {
 
 
 def strategy_for(axis_names: Iterable[str]) -> str:
-    """The strategy that a mesh's axis names ask for: "fsdp+megatron" for fsdp and tensor."""
+    """Return the strategy for a mesh's axis names: "fsdp+megatron" for fsdp and tensor."""
     return "+".join(dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in axis_names))
 
 
 def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
-    """The one mesh axis the strategy called `name` works on, or None when it is not in use."""
+    """Return the one mesh axis of the strategy `name`, or None when it is not in use."""
     for member in parse_strategy(strategy):
         if member.name == name:
             axes = strategy_axes(member, axis_sizes(mesh))
             if len(axes) > 1:
                 raise ShardingError(
-                    f"Strategy '{name}' works along one axis and the mesh has {', '.join(axes)}; "
+                    f"Strategy '{name}' works along one axis, but the mesh has {', '.join(axes)}; "
                     "keep one of them."
                 )
             return next(iter(axes))

@@ -1,4 +1,4 @@
-"""See any model as named arrays: flax nnx and linen, equinox, or a plain pytree."""
+"""Flatten any model into named arrays: flax nnx and linen, equinox, or a plain pytree."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ from jax.tree_util import GetAttrKey
 from ...frameworks import is_instance_of
 from .dimensions import DIMENSIONS, Dims, Parameter, find_stacks, infer_dims
 
-# Where flax keeps the names of a variable's dimensions; `dims` is ours, for nnx.Param(x, dims=...).
+# Where flax keeps the names of a variable's dimensions; `dims` is tpukit's, for nnx.Param(x,
+# dims=...).
 _NAME_KEYS = ("dims", "out_sharding")
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model taken apart: a pytree of arrays, and the way back to the same kind of object."""
+    """A model as a pytree of arrays, and the function that rebuilds the same kind of object."""
 
     tree: Any
     close: Callable[[Any], Any]
@@ -29,8 +30,8 @@ class ModelLeaf:
     """One leaf of a model.
 
     Attributes:
-        path: Names joined by "/"; flax's box around a value is not part of it.
-        value: An array, a ShapeDtypeStruct, or anything else a model may carry.
+        path: Names joined by "/", without flax's box around a value.
+        value: An array, a ShapeDtypeStruct, or any other leaf.
         names: Dimension or mesh axis names that came with the array.
     """
 
@@ -40,12 +41,12 @@ class ModelLeaf:
 
     @property
     def is_array(self) -> bool:
-        """Whether this leaf has a place on devices."""
+        """Whether this leaf has a sharding."""
         return hasattr(self.value, "shape") and hasattr(self.value, "dtype")
 
 
 def open_model(model: Any) -> OpenModel:
-    """Take a model apart; only nnx modules need it, other models are pytrees already."""
+    """Open a model; only nnx modules need it, other models are pytrees already."""
     # A module's graph may share variables (tied embeddings); a plain tree map would copy them.
     if is_instance_of(model, "flax.nnx"):
         from flax import nnx
@@ -56,7 +57,7 @@ def open_model(model: Any) -> OpenModel:
 
 
 def named_leaves(tree: Any) -> list[ModelLeaf]:
-    """Every leaf of a tree in the order of `jax.tree.leaves`."""
+    """Return every leaf of a tree in the order of `jax.tree.leaves`."""
     leaves: list[ModelLeaf] = []
     for outer_path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
         if _is_box(node):
@@ -69,7 +70,7 @@ def named_leaves(tree: Any) -> list[ModelLeaf]:
 
 
 def join_path(path: Sequence[Any]) -> str:
-    """Names of a jax key path, joined by "/", without flax's final `.value`."""
+    """Return the names of a jax key path, joined by "/", without flax's final `.value`."""
     last: Any = path[-1] if path else None
     # A dict key "value" is the value projection of an attention; an attribute is flax's box.
     if isinstance(last, GetAttrKey) and last.name in ("value", "raw_value"):
@@ -103,9 +104,9 @@ def describe_parameters(
 
 
 def label_dims(names: Sequence[Any], rank: int) -> Dims | None:
-    """Turn labels that came with an array into dimensions, or None when they say nothing here.
+    """Convert labels that came with an array to dimensions, or None if they match none.
 
-    Labels written for one layer fit its stacked array: the missing first one counts layers.
+    Labels for one layer fit its stacked array: the missing first one counts layers.
     """
     labels = _for_stack(names, rank, "layers")
     if len(labels) != rank or not any(name in DIMENSIONS for name in names):
@@ -141,7 +142,7 @@ def _describe(
 
 
 def _is_weight(leaf: ModelLeaf) -> bool:
-    """Floating-point arrays, and integer matrices: quantized weights are those."""
+    """Whether it is a floating-point array or an integer matrix, such as a quantized weight."""
     dtype = leaf.value.dtype
     if jnp.issubdtype(dtype, jnp.inexact):
         return True
@@ -154,15 +155,15 @@ def _is_box(node: Any) -> bool:
 
 
 def _names_of(box: Any) -> tuple[Any, ...] | None:
-    found: Any
+    names: Any
     if hasattr(box, "get_metadata"):
         metadata: dict[str, Any] = box.get_metadata()
-        found = next((metadata[key] for key in _NAME_KEYS if metadata.get(key)), None)
+        names = next((metadata[key] for key in _NAME_KEYS if metadata.get(key)), None)
     else:
-        found = box.names
-    # flax also accepts whole shardings here; only plain names speak of dimensions or axes.
-    plain = isinstance(found, list | tuple | PartitionSpec)
-    return tuple(cast("Sequence[Any]", found)) if plain else None
+        names = box.names
+    # flax also accepts full shardings here; only plain names are of dimensions or axes.
+    plain = isinstance(names, list | tuple | PartitionSpec)
+    return tuple(cast("Sequence[Any]", names)) if plain else None
 
 
 def _word(entry: Any) -> str:

@@ -1,1 +1,1 @@
-"""What planning answers, and how it is shown."""
+"""The answer of a plan as objects, terminal text and HTML page."""

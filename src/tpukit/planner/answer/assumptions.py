@@ -1,20 +1,20 @@
-"""What the figures of a plan rest on, each with its source and the option that changes it."""
+"""List the assumptions behind a plan, each with its source and the option that changes it."""
 
 from collections.abc import Sequence
 
 from ...hardware.catalog import dcn_rate
 from ...hardware.figure import format_quantity, seconds_text
+from ..amounts import count_text, days_text
 from ..cost.money import ON_DEMAND, RESERVED, SPOT, Market
-from ..search.search import Ask
-from ..search.usual_limits import (
+from ..search.choice import Choice
+from ..search.objectives import (
     KAPLAN,
     LARGEST_BATCH_TOKENS,
     LONGEST_RESERVATION_DAYS,
     critical_batch_tokens,
     pod_chips,
 )
-from .amounts import count_text, days_text
-from .choice import Choice
+from ..search.search import Ask
 
 
 def list_assumptions(
@@ -23,9 +23,9 @@ def list_assumptions(
     """Return one line per assumption behind the choices of a plan.
 
     Args:
-        ask: What was asked for.
-        choices: The answer.
-        most_chips: The most chips of a choice, where only a budget was given.
+        ask: The request.
+        choices: The choices of the answer.
+        most_chips: The most chips of a choice, if only a budget was given.
     """
     stated = [
         _of_batches(ask),
@@ -78,7 +78,7 @@ def _of_prices(market: Market, choices: Sequence[Choice]) -> list[str]:
 
 
 def _of_launches(market: Market, choices: Sequence[Choice]) -> list[str]:
-    """Return what the first choice's job cannot state of the tier and regions asked for."""
+    """Return lines on a requested tier or region that the first choice's job cannot contain."""
     if not choices:
         return []
     lines: list[str] = []

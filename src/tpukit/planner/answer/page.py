@@ -1,4 +1,4 @@
-"""A plan as one page: the answer, what else was near, and what was assumed."""
+"""A plan as one HTML page: choices, time, memory, rejected slices and assumptions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,9 +22,9 @@ from ...pages.parts import (
     section,
     table,
 )
+from ..amounts import count_text, days_text
 from ..cost.step_variant import CAUSES
-from .amounts import count_text, days_text
-from .choice import Choice
+from ..search.choice import Choice
 from .report import (
     batch_text,
     chips_text,
@@ -39,7 +39,7 @@ from .report import (
 if TYPE_CHECKING:
     from .report import AnyPlan
 
-# Causes and purposes, as the style sheet names their colors.
+# Colors of causes and purposes, as named in the style sheet.
 _CAUSE_KINDS = {
     cause: {"attention": "c-kernel", "bubble": "c-overhead"}.get(cause, f"c-{cause}")
     for cause in CAUSES
@@ -54,7 +54,7 @@ _PURPOSE_KINDS = {
 
 
 def render_page(result: "AnyPlan") -> str:
-    """The page as text, of a new plan or of one that was kept as JSON."""
+    """Return the page as text, for a new plan or a recorded one."""
     word, words = verdict_words(result)
     mood: Mood = "good" if result.feasible else "unsure" if result.best else "bad"
     return Page(
@@ -138,7 +138,7 @@ def _choices(title: str, choices: Sequence[Choice], result: "AnyPlan") -> PageSe
 
 
 def _times(choices: Sequence[Choice]) -> Markup:
-    """Where the steps' time goes, a bar for each; every bar is one whole step."""
+    """Draw one bar per choice with the causes of its step time."""
     rows: list[Sequence[Child]] = []
     for choice in choices:
         pieces = [
@@ -169,7 +169,7 @@ def _share(choice: Choice, cause: str) -> str:
 
 
 def _memories(choices: Sequence[Choice]) -> Markup:
-    """What is in HBM, a bar for each, up to what the device can hold."""
+    """Draw one bar per choice with the purposes of its HBM, up to the device's capacity."""
     rows: list[Sequence[Child]] = []
     for choice in choices:
         pieces = [

@@ -1,4 +1,4 @@
-"""A plan for a terminal: the verdict, the choices with where their time goes, what was left out."""
+"""A plan as terminal text: verdict, choices with the causes of their time, rejected slices."""
 
 import math
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from rich.text import Text
 
 from ...hardware.figure import seconds_text
 from ...hardware.mesh_sizes import write_mesh
+from ...models.remat.policy import FULL, MINIMAL, NONE
+from ..amounts import days_text
 from ..cost.step_variant import CAUSES
+from ..search.choice import Choice
 from ..search.verification import is_compiled
-from .amounts import days_text
-from .choice import Choice
 
 if TYPE_CHECKING:
-    from .recorded import RecordedPlan
-    from .result import PlanResult
+    from .result import PlanResult, RecordedPlan
 
     AnyPlan: TypeAlias = PlanResult | RecordedPlan
 
@@ -31,7 +31,7 @@ COLORS = {
     "host": "green",
     "bubble": "bright_black",
 }
-# What a bar is drawn with: a letter a cause, so that it can be read without colours.
+# Bars use one letter per cause, so that they can be read without colors.
 LETTERS = {
     "matrix": "M",
     "attention": "A",
@@ -44,17 +44,17 @@ LETTERS = {
 REJECTED_SHOWN = 8
 _REMAT_WORDS = {
     "save=qkv_proj,attention,out_proj,mlpwi": "keep products, attention",
-    "minimal": "keep products",
+    MINIMAL: "keep products",
     "save=attention": "keep attention",
-    "full": "keep inputs",
+    FULL: "keep inputs",
     "offload=decoder_layer_input": "offload inputs",
-    "none": "keep all",
+    NONE: "keep all",
 }
 _MOMENT_WORDS = {"float32": [], "bfloat16": ["mu bf16"], "int8": ["moments int8"]}
 
 
 def plan_report(result: "PlanResult") -> Group:
-    """The whole answer."""
+    """Return the whole answer."""
     parts: list[RenderableType] = [verdict_line(result)]
     if result.choices:
         parts.append(_choices(result, result.choices))
@@ -89,14 +89,14 @@ def plan_report(result: "PlanResult") -> Group:
 
 
 def verdict_line(result: "PlanResult") -> Text:
-    """The answer in one sentence."""
+    """Return the verdict as one line."""
     word, words = verdict_words(result)
     color = "green" if result.feasible else "yellow" if result.best else "red"
     return Text.assemble((f"{word} ", f"bold {color}"), words)
 
 
 def verdict_words(result: "AnyPlan") -> tuple[str, str]:
-    """The answer in a word, and the sentence behind it."""
+    """Return the verdict as a word and a sentence."""
     best = result.best
     if best is None:
         return "NO PLAN", f"{result.shortfall}."
@@ -150,7 +150,7 @@ def _front(result: "PlanResult") -> Table:
 
 
 def front_words(result: "AnyPlan") -> str:
-    """What the figures of slices that were not compiled rest on, where others were."""
+    """Return a note on the correction of slices that were not compiled; "" if there is none."""
     ratio = max((one.correction for one in result.front), key=lambda r: abs(r - 1.0))
     if ratio == 1.0:
         return ""
@@ -165,7 +165,7 @@ def _legend() -> Text:
 
 
 def split_bar(choice: Choice) -> Text:
-    """Where a step's time goes by the model, as one bar."""
+    """Draw the causes of a step's time, from the model, as one bar."""
     total = sum(choice.seconds_by_cause.values()) or 1.0
     bar = Text()
     reached = drawn = 0.0
@@ -178,7 +178,7 @@ def split_bar(choice: Choice) -> Text:
 
 
 def mfu_text(choice: Choice) -> str:
-    """The share of peak with the peak it is of, and whether anyone reached as much."""
+    """Return the MFU with its peak, and whether a published step reached as much."""
     if choice.mfu is None:
         return ""
     beyond = " (more than any published step)" if choice.extrapolates else ""
@@ -186,28 +186,30 @@ def mfu_text(choice: Choice) -> str:
 
 
 def chips_text(choice: Choice) -> str:
-    """1 chip, 1,024 chips."""
+    """Return the number of chips as text."""
     count = choice.slice.chips
     return f"{count:,} chip{'s' if count > 1 else ''}"
 
 
 def batch_text(choice: Choice) -> str:
-    """Examples of a step, and the pieces it is cut into."""
-    pieces = f" in {choice.microbatches}" if choice.microbatches > 1 else ""
+    """Return the examples of a step and its microbatches."""
+    count = choice.job.microbatches
+    pieces = f" in {count}" if count > 1 else ""
     return f"{choice.batch_size:,}{pieces}"
 
 
 def remat_text(choice: Choice) -> str:
-    """Remat, and what else is unusual."""
+    """Return the remat policy and other settings that differ from the defaults."""
     words = [_REMAT_WORDS.get(choice.remat, choice.remat)]
-    words += [choice.optimizer.name] if choice.optimizer.name != "adamw" else []
-    words += _MOMENT_WORDS[choice.optimizer.moment_dtype]
+    train = choice.job.train
+    words += [train.optimizer] if train.optimizer != "adamw" else []
+    words += _MOMENT_WORDS[train.moment_dtype]
     words += [choice.precision] if choice.precision != "bf16" else []
     return ", ".join(words)
 
 
 def money_text(choice: Choice) -> str:
-    """Dollars, or chip-hours where no price is known."""
+    """Return dollars, or chip-hours if no price is known."""
     if math.isinf(choice.days):
         return "–"
     if choice.usd.value is None:
@@ -217,7 +219,7 @@ def money_text(choice: Choice) -> str:
 
 
 def price_text(choice: Choice) -> str:
-    """What a chip-hour costs."""
+    """Return the price of a chip-hour."""
     price = choice.usd_per_chip_hour.value
     if price is None:
         return "no price"

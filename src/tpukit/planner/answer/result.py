@@ -1,44 +1,42 @@
-"""`PlanResult`: the answer, what it is based on, and what was left out and why."""
+"""`PlanResult`: the answer of a plan; `RecordedPlan`: the same, read back from its JSON."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ...errors import TPUValidationError
+from ...errors import TPUError, TPUValidationError
+from ...exit_codes import ExitCode
 from ...job.model_source import is_own_model
 from ...runtime.files import write_output
 from ...shown import Shown
+from ..search.choice import Choice
 from ..search.objectives import SAME
+from ..search.rejections import Rejection
 from ..search.search import Ask
-from .choice import Choice
-from .recorded import SCHEMA
-from .rejections import Rejection
 
-FEASIBLE, INFEASIBLE = 0, 3
+SCHEMA = "tpukit.plan/1"
+"""Raise the number when a key changes its meaning; a new key is no such change."""
 JOB_FILE = "job.yaml"
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanResult(Shown):
+class PlanChoices:
     """Slices and meshes for a training run, the best first.
 
     Attributes:
-        choices: The best candidate of each of the best slices; when nothing meets the limits,
-            those that come nearest.
-        shortfall: Why nothing meets the limits; "" when something does.
+        choices: The best candidate of each of the best slices; when no candidate meets the limits,
+            those nearest to them.
+        shortfall: Why no candidate meets the limits; "" when one does.
         unpriced: Choices without a published price, by chip-hours.
-        front: Where nothing is both faster and cheaper, the fastest first.
-        disagreements: Where model and compiler differ.
-        assumptions: What the figures rest on, each with its source.
-        most_chips: The most chips of a choice, where only a budget was given; None without limit.
-        least: The best of what choices are ranked by, over all candidates, by the model.
-        scored: Candidates weighed, in `search_s` seconds.
-        job_file: Where the first choice was written as a job; None while it was not.
+        front: Choices that no other beats in both time and money, the fastest first.
+        rejected: Slices without a candidate that meets the limits, and why.
+        disagreements: Notes where the model and the compiler differ.
+        assumptions: The assumptions behind the figures, each with its source.
     """
 
-    ask: Ask
     choices: tuple[Choice, ...]
     shortfall: str = ""
     unpriced: tuple[Choice, ...] = ()
@@ -46,6 +44,32 @@ class PlanResult(Shown):
     rejected: tuple[Rejection, ...] = ()
     disagreements: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a choice meets every limit."""
+        return not self.shortfall
+
+    @property
+    def best(self) -> Choice | None:
+        """The first choice."""
+        return self.choices[0] if self.choices else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult(Shown, PlanChoices):
+    """The answer of `plan`.
+
+    Attributes:
+        ask: The request: model, tokens, limits, slices and prices.
+        most_chips: The most chips of a choice, where only a budget was given; None for no limit.
+        least: The lowest value that choices are ranked by, over all candidates, from the model.
+        ranked_by: "dollars", "chip-hours", "days" or "chips".
+        scored: Number of candidates that were scored, in `search_s` seconds.
+        job_file: The file that the first choice was written to; None if it was not written.
+    """
+
+    ask: Ask
     most_chips: int | None = None
     least: float | None = None
     ranked_by: str
@@ -56,22 +80,22 @@ class PlanResult(Shown):
 
     @property
     def model(self) -> str:
-        """What is trained."""
+        """Name of the model."""
         return self.ask.subject.name
 
     @property
     def tokens(self) -> float:
-        """How many it is trained on."""
+        """Tokens to train on."""
         return self.ask.tokens
 
     @property
     def objective(self) -> str:
-        """What the choices are ranked by."""
+        """The objective that choices are ranked by."""
         return self.ask.objective
 
     @property
     def headline(self) -> str:
-        """The objective as a word, with what keeps the first choice from being simply that."""
+        """The objective in capitals, with a note where the first choice is only nearly the best."""
         best, word = self.best, self.objective.upper()
         if best is None or not self.feasible:
             return word
@@ -89,18 +113,8 @@ class PlanResult(Shown):
         return f"{word} ({', '.join(notes)})" if notes else word
 
     @property
-    def feasible(self) -> bool:
-        """Whether something meets every limit."""
-        return not self.shortfall
-
-    @property
-    def best(self) -> Choice | None:
-        """The first choice."""
-        return self.choices[0] if self.choices else None
-
-    @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Where choices are to be faster than any published step on such chips."""
+        """Notes on chips where a choice is predicted to be faster than any published step."""
         highest: dict[tuple[str, str], Choice] = {}
         for choice in (*self.choices, *self.unpriced, *self.front):
             kind = (choice.slice.chip.name, choice.mfu_peak)
@@ -114,12 +128,12 @@ class PlanResult(Shown):
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with: 0, or 3 when nothing meets the limits."""
-        return FEASIBLE if self.feasible else INFEASIBLE
+        """Exit code of the command: 0, or 3 when no choice meets the limits."""
+        return ExitCode.DONE if self.feasible else ExitCode.DOES_NOT_FIT
 
     @property
     def next_command(self) -> str:
-        """What to run next for the first choice; "" when there is none."""
+        """The command to run next for the first choice; "" without a choice."""
         from ...checker.next_command import command, job_settings
 
         if self.best is None:
@@ -128,9 +142,9 @@ class PlanResult(Shown):
             return f"tpukit check {self.job_file}"
         job = self.best.job
         if job.model_changes or job.dcn_mesh or is_own_model(job.model):
-            return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
+            return f"tpukit check {JOB_FILE}"  # no command line has an option for each of them
         target, settings = job_settings(job)
-        # A check asks nobody for capacity, so what only a launch reads stays out of its command.
+        # A check requests no capacity, so it does not need the launch settings.
         read = {key: value for key, value in settings.items() if not key.startswith("launch.")}
         return command("check", target, read)
 
@@ -141,17 +155,17 @@ class PlanResult(Shown):
             TPUValidationError: There is no choice.
         """
         if self.best is None:
-            raise TPUValidationError(f"There is no job to write to {path}: {self.shortfall}.")
+            raise TPUValidationError(f"there is no job to write to {path}: {self.shortfall}.")
         self.best.job.to_yaml(path)
 
     def to_html(self, path: Path | str) -> None:
-        """Write the answer as one page that needs nothing else."""
+        """Write the answer as one self-contained HTML page."""
         from .page import render_page
 
         write_output(Path(path), render_page(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return the whole answer as plain data."""
         ask = self.ask
         return {
             "schema": SCHEMA,
@@ -191,7 +205,7 @@ class PlanResult(Shown):
 
 
 def _ranked_value(choice: Choice, ranked_by: str) -> float:
-    """Return what a choice is ranked by; infinite where it has no price."""
+    """Return the value that a choice is ranked by; infinite where it has no price."""
     if ranked_by == "dollars":
         return math.inf if choice.usd.value is None else choice.usd.value
     values = {"days": choice.days, "chips": choice.slice.chips, "chip-hours": choice.chip_hours}
@@ -201,3 +215,50 @@ def _ranked_value(choice: Choice, ranked_by: str) -> float:
 def _reached(choice: Choice) -> str:
     most = choice.most_measured
     return most.reason if most.value is None else f"{most.value:.1%} is {most.note}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedPlan(PlanChoices):
+    """A plan read back from JSON; its page needs no new search. See `PlanResult`."""
+
+    model: str
+    tokens: float
+    objective: str
+    headline: str
+    extrapolations: tuple[str, ...]
+    next_command: str
+
+    @classmethod
+    def from_dict(cls, data: object, *, name: str = "the plan") -> "RecordedPlan":
+        """Read what `PlanResult.to_dict` wrote.
+
+        Raises:
+            TPUValidationError: It is no plan, is damaged, or was made by another version.
+        """
+        again = "make one with `tpukit plan … --json > plan.json`."
+        if not isinstance(data, Mapping) or cast("Mapping[str, Any]", data).get("schema") != SCHEMA:
+            raise TPUValidationError(
+                f"{name} is not a plan that this version of tpukit can read; {again}"
+            )
+        kept = cast("Mapping[str, Any]", data)
+        try:
+            return cls(
+                **{key: kept[key] for key in ("model", "tokens", "objective", "next_command")},
+                headline=kept.get("headline", kept["objective"].upper()),
+                shortfall=kept["shortfall"],
+                choices=_choices(kept["choices"]),
+                unpriced=_choices(kept["unpriced"]),
+                front=_choices(kept["pareto_front"]),
+                rejected=tuple(
+                    Rejection(tuple(one["slices"]), one["reason"]) for one in kept["rejected"]
+                ),
+                extrapolations=tuple(kept["extrapolations"]),
+                disagreements=tuple(kept["disagreements"]),
+                assumptions=tuple(kept["assumptions"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, TPUError) as error:
+            raise TPUValidationError(f"{name} is damaged ({error!r:.200}); {again}") from error
+
+
+def _choices(data: list[Mapping[str, Any]]) -> tuple[Choice, ...]:
+    return tuple(map(Choice.from_dict, data))

@@ -1,4 +1,4 @@
-"""A serving plan as one page: what a token costs, where its time goes, and what is in HBM."""
+"""A serving plan as one HTML page: price per token, causes of its time, and HBM."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,10 @@ from ...pages.parts import (
     table,
 )
 from ..cost.serving_model import ROOFS
-from .serving_answer import ServingChoice, ServingPlan
-from .serving_report import (
+from .serving_answer import (
     ASSUMED,
+    ServingChoice,
+    ServingPlan,
     milliseconds,
     money_text,
     price_words,
@@ -29,7 +30,7 @@ from .serving_report import (
     traffic_words,
 )
 
-# What a token waits for, as the style sheet names their colors.
+# Colors of the causes, as named in the style sheet.
 _WAITS = dict(zip(ROOFS, ("c-matrix", "c-hbm", "c-ici", "c-overhead"), strict=True))
 _PROMPTS = "prompts of others"
 _KINDS = {**_WAITS, _PROMPTS: "c-kernel"}
@@ -37,7 +38,7 @@ _HELD = {"weights": "p-parameters", "cache": "p-cache"}
 
 
 def render_serving_page(plan: ServingPlan) -> str:
-    """The page as text."""
+    """Return the page as text."""
     return Page(
         title=f"Serving {plan.model}",
         headline=headline(
@@ -101,7 +102,7 @@ def _choices(found: Sequence[ServingChoice]) -> PageSection:
 
 
 def _times(found: Sequence[ServingChoice]) -> PageSection:
-    """A bar for every choice, all to one scale: shorter is faster."""
+    """Draw one bar per choice with the causes of a token's time, all on one scale."""
     waits = {id(one): _waits(one) for one in found}
     longest = max(sum(parts.values()) for parts in waits.values())
     rows: list[Sequence[Child]] = []
@@ -125,7 +126,7 @@ def _times(found: Sequence[ServingChoice]) -> PageSection:
 
 
 def _waits(one: ServingChoice) -> dict[str, float]:
-    """Seconds between two tokens of an answer, by what is waited for."""
+    """Return the seconds between two tokens of an answer, by cause."""
     assert one.decode is not None
     assert one.modelled is not None
     own = {roof: getattr(one.decode, roof) for roof in ROOFS}
@@ -133,7 +134,7 @@ def _waits(one: ServingChoice) -> dict[str, float]:
 
 
 def _memories(found: Sequence[ServingChoice]) -> PageSection:
-    """A bar for every choice, up to what its device has room for."""
+    """Draw one bar per choice with its HBM, up to the device's capacity."""
     rows: list[Sequence[Child]] = []
     for one in found:
         used, room = one.device_bytes or 0.0, one.room_bytes or 0.0

@@ -1,1 +1,1 @@
-"""Memory, time and money by arithmetic."""
+"""Memory, time and money of candidates by arithmetic."""

@@ -1,4 +1,4 @@
-"""How long attention takes by arithmetic: as a kernel that visits blocks, or score by score."""
+"""Time of attention by arithmetic: with a kernel over blocks, or with scores in HBM."""
 
 import math
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from .layer_shape import DELTA_CHUNK, LayerShape
+from .model_shape import DELTA_CHUNK, LayerShape
 from .rates import Rates
 
-# The largest block of the attention kernel: what is above the diagonal inside a block is computed.
+# Largest block of the attention kernel; masked scores inside a block are computed too.
 ATTENTION_BLOCK = 2048
-# Products of the forward kernel, of the fused backward kernel (scores again, then four), and of two
-# backward kernels, one for queries and one for keys: both make scores and their gradients. First of
-# those as wide as a head of queries, then of values.
+# Matmuls of the forward kernel, of the fused backward kernel (scores again, then four), and of two
+# separate backward kernels, for queries and for keys, which both compute scores and their
+# gradients. The first number counts matmuls as wide as a query head, the second as a value head.
 FORWARD, BACKWARD, IN_TWO = (1, 1), (3, 2), (4, 3)
-# Without a kernel the backward pass has the scores, and four products with them.
+# Without a kernel the backward pass has the scores already, and four matmuls with them.
 PLAIN_BACKWARD = (2, 2)
 
 Numbers = Any  # a number or an array of them
 
 
 def visited_keys(length: int, window: int | None) -> float:
-    """Keys that a query meets in the blocks its kernel visits, in the mean over a sequence."""
+    """Return the mean number of keys per query in the blocks that the kernel visits."""
     block = math.gcd(length, ATTENTION_BLOCK)
     rows = length // block
     back = rows if window is None else math.ceil((window - 1) / block)
@@ -30,18 +30,18 @@ def visited_keys(length: int, window: int | None) -> float:
 
 
 def attended_keys(length: int, window: int | None) -> float:
-    """Keys that a query attends to, itself among them, in the mean over a sequence."""
+    """Return the mean number of keys that a query attends to, itself included."""
     reach = min(length, window or length)
     return reach - reach * (reach - 1) / (2 * length)
 
 
 def _seen(layer: LayerShape, length: int, keys: Callable[[int, int | None], float]) -> float:
-    """Keys of a query of a layer, in a chunk as in a sequence of its own."""
+    """Return the keys per query of a layer; a chunk counts as its own sequence."""
     return keys(min(length, layer.chunk or length), layer.window)
 
 
 def _flops(layer: LayerShape, products: tuple[int, int], scores: Numbers) -> Numbers:
-    """FLOPs of so many products with scores of every head."""
+    """Return the FLOPs of this many matmuls with scores of every head."""
     as_queries, as_values = products
     width = as_queries * layer.qk_dim + as_values * layer.v_dim
     return 2 * layer.heads * width * scores
@@ -55,14 +55,14 @@ def splash_s(
     token_share: Numbers,
     backward_products: tuple[int, int] = BACKWARD,
 ) -> tuple[Numbers, Numbers]:
-    """Seconds of jax's forward and backward kernel, over all layers of a kind.
+    """Return the seconds of jax's forward and backward splash kernels, over all layers of a kind.
 
     Args:
-        layer: The kind.
-        rates: Of one device.
+        layer: The kind of layer.
+        rates: Rates of one device.
         length: Tokens in an example.
-        token_share: Tokens of a device over the ways its heads and layers are split.
-        backward_products: Of the backward kernel, or of both.
+        token_share: Tokens per device divided by the ways that heads and layers are split.
+        backward_products: Matmuls of the backward kernel, or of both.
     """
     if layer.linear:
         return linear_s(layer, rates, token_share=token_share)
@@ -78,7 +78,7 @@ def splash_s(
 def _least_s(
     layer: LayerShape, rates: Rates, share_of_peak: Numbers, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Seconds of forward and backward at a share of the peak, without a score that is masked."""
+    """Return the seconds of forward and backward at a share of peak, without masked scores."""
     scores = layer.count * _seen(layer, length, attended_keys) * token_share
     reached = rates.bf16_flops_per_s * share_of_peak
     forward, backward = (_flops(layer, products, scores) for products in (FORWARD, BACKWARD))
@@ -88,17 +88,17 @@ def _least_s(
 def splash_in_two_s(
     layer: LayerShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The same with a backward kernel each for queries and for keys."""
+    """Return the seconds of splash kernels with separate backward kernels."""
     return splash_s(layer, rates, length=length, token_share=token_share, backward_products=IN_TWO)
 
 
 def kernel_s(
     layer: LayerShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The attention of our kernels.
+    """Return the seconds of tpukit's attention kernels.
 
-    How they compare was found with heads of 128. Where splash comes near the peak, ours are not
-    credited with more than other products reach.
+    Their ratio to splash was measured with heads of 128. They are not assumed to be faster than
+    other matmuls where splash is near the peak.
     """
     if layer.linear:
         return linear_s(layer, rates, token_share=token_share)
@@ -113,9 +113,9 @@ def kernel_s(
 def joined_s(
     layer: LayerShape, rates: Rates, *, hops: Numbers, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """What a ring of so many hops adds to our kernels, forward and backward.
+    """Return the seconds that a ring of `hops` hops adds to tpukit's kernels.
 
-    Layers with a window need no ring, only the end of the piece before.
+    Layers with a window need no ring, only the end of the previous shard.
     """
     numbers = 0 if layer.is_local else hops * layer.count * layer.out_width * token_share
     each = numbers / rates.hbm_bytes_per_s
@@ -125,7 +125,7 @@ def joined_s(
 def plain_s(
     layer: LayerShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The same where there is no kernel: every score goes through HBM, masked or not."""
+    """Return the seconds of attention whose scores, even masked ones, pass through HBM."""
     if layer.linear:
         return linear_s(layer, rates, token_share=token_share)
     scores = layer.count * min(length, layer.chunk or length) * token_share
@@ -140,16 +140,16 @@ def plain_s(
 
 
 def linear_s(layer: LayerShape, rates: Rates, *, token_share: Numbers) -> tuple[Numbers, Numbers]:
-    """Seconds of linear attention in chunks, forward and backward.
+    """Return the seconds of chunked linear attention, forward and backward.
 
-    Forward each token of a chunk meets every other in the products of keys with keys and with
-    queries, in the inverse that corrects values and keys, and in what they give; and the state
-    three times. Gradients take twice as much, and the forward pass again.
+    In the forward pass each token of a chunk is multiplied with every other: keys with keys and
+    with queries, the inverse that corrects values and keys, and the outputs; and with the state
+    three times. The backward pass takes twice as much and repeats the forward pass.
     """
     within = 3 * layer.qk_dim + 2 * layer.v_dim
     each = DELTA_CHUNK * within + 3 * layer.qk_dim * layer.v_dim
     flops = 2 * layer.heads * each * layer.count * token_share
-    # Products of a chunk are as wide as a head: they fill the matrix unit as attention's do.
+    # Matmuls of a chunk are as wide as a head, so they reach attention's share of the peak.
     share = rates.attention_share[layer.head_dim]
     forward = flops * rates.op_time_in_a_step / (rates.bf16_flops_per_s * share)
     return forward, 3 * forward

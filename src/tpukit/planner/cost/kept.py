@@ -1,26 +1,26 @@
-"""What a remat policy keeps of a layer: the bytes that stay, and the products that run again."""
+"""What a remat policy keeps of a layer: bytes that stay, and matmuls that run again."""
 
 from dataclasses import dataclass
 from functools import cache
 
 from ...errors import ConfigError
-from ...models.remat.policy import TENSOR_NAMES, RematPolicy
-from .layer_shape import DOWN, GATE, KEYS, OUT, QUERIES, UP, VALUES, LayerShape
+from ...models.remat.policy import FULL, MINIMAL, NAMES, NONE, TENSOR_NAMES, RematPolicy
+from .model_shape import DOWN, GATE, KEYS, OUT, QUERIES, UP, VALUES, LayerShape
 
 LAYER_INPUT, ATTENTION, EXPERT_ROWS = "decoder_layer_input", "attention", "expert_rows"
-# Results of products with weights, which "minimal" keeps; the last one's is rarely read again.
+# Results of matmuls with weights, which "minimal" keeps; the last is rarely read again.
 PRODUCTS = (QUERIES, KEYS, VALUES, OUT, GATE, UP)
-# Tensors of whose channels a device along `tensor` has a share; the others it has whole.
+# Tensors that are sharded along `tensor`; the others are replicated.
 SPLIT_BY_TENSOR = (QUERIES, KEYS, VALUES, "context", ATTENTION, GATE, UP)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Tensors of a layer by where they wait for the backward pass.
+    """Tensors of a layer that are kept for the backward pass, by place.
 
     Attributes:
-        everything: Nothing is computed again, and the names say nothing.
-        products: Results of products are kept as such, before norms and rotations change them.
+        everything: All tensors are kept, so nothing is recomputed, and the names are ignored.
+        products: Whether matmul results are kept before norms and rotations are applied.
     """
 
     device: frozenset[str]
@@ -30,31 +30,31 @@ class Kept:
 
     @property
     def names(self) -> frozenset[str]:
-        """All of them, wherever they are."""
+        """All names, on the device and on the host."""
         return self.device | self.host
 
     @property
     def attention_again(self) -> bool:
-        """Whether the backward pass runs the forward kernel once more."""
+        """Whether the backward pass runs the forward attention kernel again."""
         return not self.everything and ATTENTION not in self.names
 
     def recomputed_weights(self, layer: LayerShape) -> tuple[float, float, float]:
-        """Weights a token meets again in the backward pass: of attention, dense, of experts.
+        """Return the weights per token that the backward pass multiplies again.
 
-        A product runs again when something reads its result and it was not kept. The last one of
-        a layer is only added to the stream, unless a norm or a router's weight comes after it.
+        A matmul runs again if its result is needed and was not kept. The last result of a layer is
+        only added to the residual stream, unless a norm or a router weight follows it.
         """
         k = layer
         if self.everything:
             return 0.0, 0.0, 0.0
-        # Gradients of routers' weights read the last product of experts, the only one with a name.
+        # Gradients of router weights read the last matmul of experts, the only one with a name.
         is_read = k.post_norms or not k.weighs_inputs
         matrices = k.hidden_matrices - (EXPERT_ROWS in self.names or not is_read)
         experts = float(matrices * k.d_model * k.chosen_width)
         if self.products:  # the policy does not know those of experts
             return 0.0, 0.0, experts
         kept = self.names
-        # A name is given after the norm, which reads what was before it.
+        # The name is given after the norm, but the norm's gradient reads its input.
         kept = kept - {QUERIES, KEYS} if k.qk_norm else kept
         kept = kept - {OUT, DOWN} if k.post_norms else kept
         kept = kept | {OUT} if k.parallel_block and not k.post_norms else kept
@@ -68,7 +68,7 @@ class Kept:
 
 
 def kept_channels(layer: LayerShape) -> dict[str, float]:
-    """Channels of one token in each tensor that can be kept."""
+    """Return the channels per token of each tensor that can be kept."""
     gate = layer.dense_width if layer.hidden_matrices == 3 else 0
     return {
         LAYER_INPUT: layer.d_model,
@@ -85,23 +85,23 @@ def kept_channels(layer: LayerShape) -> dict[str, float]:
 
 @cache
 def kept_by(remat: str) -> Kept:
-    """What a policy keeps, as job files spell it.
+    """Return what a remat policy, as in a job file, keeps.
 
     Raises:
-        ConfigError: Which products the policy keeps, nothing here knows.
+        ConfigError: The tensors that the policy keeps are unknown.
     """
     policy = RematPolicy.parse(remat)
     layer_input = frozenset({LAYER_INPUT})
-    if policy.policy in ("none", "everything"):
+    if policy.keeps_everything:
         return Kept(layer_input, frozenset(), everything=True)
-    if policy.policy == "minimal":
+    if policy.policy == MINIMAL:
         return Kept(layer_input | set(PRODUCTS), frozenset(), products=True)
-    if policy.policy in ("full", "nothing_saveable"):
+    if policy.keeps_inputs_only:
         return Kept(layer_input, frozenset())
-    if policy.policy != "names":
+    if policy.policy != NAMES:
         raise ConfigError(
-            f"remat '{remat}' cannot be weighed without compiling; use none, minimal, full, or "
-            "save= and offload= with names of tensors."
+            f"remat '{remat}' cannot be weighed without compiling; use {NONE}, {MINIMAL}, {FULL}, "
+            "or save= and offload= with names of tensors."
         )
     save, offload = (
         frozenset(tensor for name in names for tensor in TENSOR_NAMES.get(name, (name,)))

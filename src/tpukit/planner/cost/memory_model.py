@@ -1,13 +1,11 @@
 """Memory of a training step on one device by arithmetic, for one candidate or for arrays of them.
 
-Every argument that differs between candidates may be a numpy array; they broadcast. Most is alive
-at one of three moments, and the largest decides: in the loss, when every layer has kept what the
-backward pass needs and the head's gradient lies there whole; in the backward pass of a layer, when
-the gradients of all layers have their room and one layer is at work; or at its end, when nothing is
-kept any more and the gradient of layers' own embeddings lies there whole. That is how the
-compiler's own reports divide. Parameters, optimizer state and what a remat policy keeps are
-counted; the amounts in `hardware.rates.MemoryRates` are read off those reports
-(`benchmarks/memory_estimate.py` says which, and prints the error).
+Arguments that differ between candidates may be numpy arrays, which broadcast. The peak is the
+largest of three moments: in the loss, when all kept activations and the head's whole gradient are
+alive; in the backward pass of a layer, when the gradients of all layers are allocated and one
+layer's temporaries are alive; or at its end, when only the whole gradient of per-layer embeddings
+is left. The compiler's reports show the same moments. Constants in `hardware.rates.MemoryRates` are
+read off those reports (`benchmarks/memory.py estimate` lists them and prints the error).
 """
 
 from collections.abc import Iterable
@@ -17,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from ...compiler.memory import MemoryReport
 from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
-from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
+from ...models.remat.policy import FULL
+from ...step.host_memory import HELD_WHILE_READ, READ_AT_ONCE_BYTES, read_limit_bytes
+from ...step.optimizer_spec import OptimizerSpec, state_bytes_per_parameter
 from .kept import ATTENTION, SPLIT_BY_TENSOR, kept_by, kept_channels
-from .layer_shape import LANES, LayerShape, in_tiles
-from .model_shape import ModelShape
+from .model_shape import LANES, LayerShape, ModelShape, in_tiles
 
 FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
 ADAMW_BYTES = state_bytes_per_parameter(OptimizerSpec())
-# Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
+# The loss is chunked by kernels/ops/cross_entropy/chunked.py, which imports jax.
 LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048
 
@@ -35,7 +35,7 @@ Numbers = Any  # a number or an array of them
 
 @dataclass(frozen=True, kw_only=True)
 class MeshRoles:
-    """Devices along each role of a mesh; 1 where the role is not used."""
+    """Devices along each role of a mesh; 1 if a role is not used."""
 
     data: Numbers = 1
     fsdp: Numbers = 1
@@ -46,23 +46,23 @@ class MeshRoles:
 
     @property
     def devices(self) -> Numbers:
-        """All devices of the mesh."""
+        """Devices of the mesh."""
         return self.data * self.fsdp * self.tensor * self.expert * self.context * self.stage
 
     @property
     def batch_ways(self) -> Numbers:
-        """Devices that share the examples of a batch."""
+        """Devices that a batch is split over."""
         return self.data * self.fsdp * self.expert
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySplit:
-    """Bytes on one device by purpose, at the moment when most is alive (origin: model).
+    """Bytes on one device by purpose, at the peak (origin: model).
 
     Attributes:
-        gradients: Those that exist at that moment: the head's in the loss, the layers' later.
-        temporaries: Copies of weights, logits, and the activations of the layer at work.
-        host: What is offloaded; not part of the total.
+        gradients: Gradients alive at the peak: the head's in the loss, or the layers'.
+        temporaries: Copies of weights, logits, and activations of the current layer.
+        host: Offloaded bytes, which are not part of the total.
     """
 
     weights: Numbers
@@ -74,17 +74,17 @@ class MemorySplit:
 
     @property
     def total(self) -> Numbers:
-        """HBM of one device; what is offloaded to the host is not in it."""
+        """HBM of one device, without offloaded bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporaries
 
     def to_dict(self) -> dict[str, Any]:
-        """Bytes by purpose and in total."""
+        """Return bytes by purpose and in total."""
         names = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
         return {**{name: getattr(self, name) for name in names}, "total": self.total}
 
 
 def rounds_first(generation: str) -> bool:
-    """Whether compiled loops over layers hold a rounded copy of all weights."""
+    """Whether compiled loops over layers keep a rounded copy of all weights on this chip."""
     return bool(ChipRates.of(generation).rounds_weights_first)
 
 
@@ -94,7 +94,7 @@ def estimate_memory_bytes(
     *,
     per_device_batch: Numbers,
     sequence_length: Numbers,
-    remat: str = "full",
+    remat: str = FULL,
     remat_every: int = 1,
     optimizer_bytes: Numbers = ADAMW_BYTES,
     param_bytes: Numbers = FLOAT32,
@@ -103,24 +103,24 @@ def estimate_memory_bytes(
     whole_copy: Numbers = True,
     eight_bits: Numbers = False,
 ) -> MemorySplit:
-    """The memory of one device.
+    """Return the memory of one device.
 
     Args:
         shape: The model.
         mesh: Devices by role.
-        per_device_batch: Examples a device and step, over all micro-batches.
+        per_device_batch: Examples per device and step, over all microbatches.
         sequence_length: Tokens in an example.
-        remat: As job files spell it: "none", "minimal", "full", "save=… offload=…".
-        remat_every: Layers of a segment: only the input of every so many is kept.
-        optimizer_bytes: State of the optimizer for one parameter, as
-            `state_bytes_per_parameter` counts it.
-        param_bytes: Bytes of one master parameter; gradients of layers have those of activations
-            until they are added up.
-        compute_bytes: Bytes of one activation.
-        microbatches: Pieces a step is cut into.
-        whole_copy: Whether the weights of all layers are rounded before the first one runs;
-            `rounds_first` says of which chips that is known.
-        eight_bits: Whether products round their operands, which then lie beside what they are of.
+        remat: Remat policy as in job files: "none", "minimal", "full", "save=… offload=…".
+        remat_every: Layers per segment; only the input of each segment is kept.
+        optimizer_bytes: Optimizer state per parameter, from `state_bytes_per_parameter`.
+        param_bytes: Bytes per master parameter; gradients of layers have the width of activations
+            until they are summed.
+        compute_bytes: Bytes per activation.
+        microbatches: Microbatches per step.
+        whole_copy: Whether the weights of all layers are rounded before the first layer runs;
+            `rounds_first` knows for which chips.
+        eight_bits: Whether matmuls round their operands to 8 bits, which are then stored in
+            addition.
     """
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
     kept = offloaded = 0.0 * tokens
@@ -128,27 +128,27 @@ def estimate_memory_bytes(
         segments = layer.count / mesh.stage / remat_every
         on_device, on_host = _kept_bytes(layer, mesh, tokens, remat, compute_bytes)
         kept, offloaded = kept + on_device * segments, offloaded + on_host * segments
-    # A pipeline holds the inputs of the micro-batches that are on their way.
+    # A pipeline keeps the inputs of all microbatches in flight.
     in_flight = 2 * mesh.stage - 1
-    # Micro-batches one after the other add their gradients up; those of a pipeline need not.
+    # Sequential microbatches sum their gradients; those of a pipeline need not.
     one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
     held = _held(shape, mesh, optimizer_bytes, param_bytes, compute_bytes, whole_copy)
     summed = np.where(one_by_one, held.summed, 0.0)
-    # Between micro-batches the gathered table of embeddings stays.
+    # The gathered embedding table stays alive between microbatches.
     table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
     token_logits = shape.vocab / mesh.tensor * compute_bytes
     uncut = np.minimum(tokens, np.maximum(LOGITS_BYTES / token_logits, MIN_CHUNK_TOKENS))
     logits = uncut * token_logits
     in_loss = _loss(shape, mesh, logits, tokens > uncut, compute_bytes)
-    # The gradient of logits that are not cut waits until the layers' gradients are done.
-    # Of several kinds the one that takes most decides.
+    # The gradient of logits that are not chunked is alive until the layers' gradients are done. Of
+    # several kinds of layers, the largest decides.
     hidden_kept = 0 if shape.thin is None else shape.thin.hidden_kept
     token_work = _most(
         _token_work(layer, mesh, compute_bytes, hidden_kept) for layer in shape.kinds
     )
     token_work = token_work * remat_every
-    # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
-    # bfloat16 (16B of MaxText); a byte for each channel of a block and of its input is 18, 61, 31.
+    # Compiled int8 steps need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB (16B of MaxText) per token
+    # more than bfloat16 ones; one byte per channel of a block and of its input gives 18, 61 and 31.
     rounded_work = max(layer.hidden_width for layer in shape.kinds) / mesh.tensor + shape.d_model
     token_work = token_work + np.where(eight_bits, rounded_work, 0.0)
     in_layer = _Moment(
@@ -174,21 +174,19 @@ def estimate_memory_bytes(
 
 @dataclass(frozen=True)
 class _Held:
-    """What a device holds of parameters, whatever batch it works on.
+    """Bytes that depend on parameters, whatever the batch.
 
     Attributes:
-        gradients: Of all that is trained, until they are added up.
-        summed: The same, added up.
-        copies: What the weights of all layers are written to before the first one runs.
-        turned: Tables in the order in which rows are looked up, while layers are at work.
-        padding: Of experts, whose matrices lie whole in both dimensions; those of other matrices
-            are cut so that whole lanes are left.
-        waiting: Gradients of layers whose turn of the loop has not ended; with its last layer they
-            are put where the others of their stack are.
-        scattered: The gradient of embeddings that single layers read, which comes last: whole on
-            every device, once as rows are added up there and once as devices are. That of the
-            model's own is narrower than what the loss holds of the head.
-        decoded: What the matrix at work is decoded to.
+        gradients: Gradients of all trained parameters, before they are summed.
+        summed: The summed gradients.
+        copies: Rounded copies of all layers' weights, made before the first layer runs.
+        turned: Transposed embedding tables, while layers run.
+        padding: Padding of expert matrices, which are not sharded into whole lanes as others are.
+        waiting: Gradients of layers of the current loop iteration, which are stacked at its end.
+        scattered: Gradient of per-layer embeddings, which comes last: replicated on every device,
+            once for adding rows and once for adding devices. The gradient of the model's own table
+            is smaller than what the loss keeps of the head.
+        decoded: The decoded copy of the quantized matrix in use.
     """
 
     weights: Numbers
@@ -214,7 +212,7 @@ def _held(
     split = mesh.fsdp * mesh.tensor * mesh.stage
     thin = shape.thin
     if thin is not None:
-        # Thin matrices are cut along `fsdp`, and rounded before the first layer.
+        # LoRA matrices are sharded along `fsdp` and rounded before the first layer.
         own = thin.base_bytes / split + thin.expert_bytes / (split * mesh.expert)
         trained = thin.parameters / mesh.fsdp
         return _Held(
@@ -229,8 +227,8 @@ def _held(
     own = shape.other_parameters / split + own_experts
     own_layers = own - shape.outside_parameters / split
     padding = shape.expert_padding / (split * mesh.expert)
-    # Experts are rounded where they are used, inside the region that their kernels need; layers
-    # that take turns where they are cut out of their stacks.
+    # Experts are rounded where they are used, inside the region of their kernels; layers of
+    # alternating kinds where they are sliced out of their stacks.
     rounds = np.asarray(whole_copy) & (shape.turn == 1)
     adds_up = np.asarray(mesh.fsdp) * mesh.data > 1
     return _Held(
@@ -247,10 +245,10 @@ def _held(
 
 
 def _turned_tables(shape: ModelShape, mesh: MeshRoles, param_bytes: Numbers) -> Numbers:
-    """Tables, and one moment of each, copied because a device's channels do not fill lanes.
+    """Return bytes of transposed tables, needed if a device's channels do not fill lanes.
 
-    The compiler keeps such an array with its rows along the lanes, where nothing is padded, and
-    looks rows up, and adds their gradients, in one that has channels there.
+    The compiler stores such an array with rows along the lanes, without padding, but looks rows up,
+    and adds their gradients, in a copy with channels along the lanes.
     """
     copies: Numbers = 0.0
     for width in (shape.d_model, shape.layer_tables / shape.vocab):
@@ -262,7 +260,7 @@ def _turned_tables(shape: ModelShape, mesh: MeshRoles, param_bytes: Numbers) -> 
 
 @dataclass(frozen=True)
 class _Moment:
-    """What is alive at one moment beside parameters, optimizer state and kept activations."""
+    """Memory at one moment, without parameters, optimizer state and kept activations."""
 
     gradients: Numbers
     temporaries: Numbers
@@ -280,14 +278,14 @@ class _Moment:
 
 
 def _most(values: Iterable[Numbers]) -> Numbers:
-    """The largest of several numbers, or of the arrays of them place by place."""
+    """Return the elementwise maximum."""
     return reduce(np.maximum, values)
 
 
 def _kept_bytes(
     layer: LayerShape, mesh: MeshRoles, tokens: Numbers, remat: str, compute_bytes: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Bytes of one layer's activations kept on the device, and on the host."""
+    """Return the bytes of one layer's kept activations, on the device and on the host."""
     kept = kept_by(remat)
     if kept.everything:
         # Heads are padded to whole lanes.
@@ -300,7 +298,7 @@ def _kept_bytes(
         name: channels * compute_bytes / (mesh.tensor if name in SPLIT_BY_TENSOR else 1)
         for name, channels in kept_channels(layer).items()
     }
-    # One float32 for each head and token says what its scores add up to.
+    # The softmax sum is one float32 per head and token.
     sums = 0 if layer.linear else layer.heads * FLOAT32
     token_bytes[ATTENTION] += sums / mesh.tensor
     on_device, on_host = (
@@ -313,12 +311,12 @@ def _kept_bytes(
 def _loss(
     shape: ModelShape, mesh: MeshRoles, logits: Numbers, cut: Numbers, compute_bytes: Numbers
 ) -> _Moment:
-    """Logits at work, the head, and the gradient of either."""
+    """Return the moment in the loss: logits, the head, and the gradients of both."""
     head = shape.head_parameters / mesh.tensor
     if shape.thin is not None:  # no gradient of the head, and no copy of it but a gathered one
         gathered = (np.asarray(mesh.fsdp) > 1) | shape.tied
         return _Moment(np.where(cut, 0.0, logits), logits + head * compute_bytes * gathered)
-    # Chunks add the head's gradient up in float32; whole logits have one of their own size.
+    # Chunks sum the head's gradient in float32; whole logits have a gradient of their own size.
     gradients = np.maximum(logits, np.where(cut, head * FLOAT32, 0.0))
     copies = head * compute_bytes * np.where(cut & shape.tied, 2, 1)  # a tied head is transposed
     return _Moment(gradients, logits + copies)
@@ -327,7 +325,7 @@ def _loss(
 def _token_work(
     layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers, hidden_kept: int
 ) -> Numbers:
-    """Bytes that one token takes while a layer's gradient is computed."""
+    """Return the bytes per token while a layer's gradient is computed."""
     rates = MemoryRates.of()
     heads = rates.working_heads * layer.heads * layer.head_dim
     split = rates.working_hidden * layer.dense_width + hidden_kept * layer.hidden_width + heads
@@ -336,19 +334,19 @@ def _token_work(
 
 
 def _rows_work(layer: LayerShape, mesh: MeshRoles) -> Numbers:
-    """Channels of one token in the rows of its experts, while their gradient is computed.
+    """Return the channels per token of the experts' rows while their gradient is computed.
 
-    Most is alive when what experts gave is weighed (rows in, rows out, the gradient of either sum,
-    and the hidden ones), or when their last product is gone back through (rows in, the gradient of
-    rows out; gate, up, hidden, and the gradient of hidden). The products of an expert axis have
-    room for every row that all of its devices could send to one.
+    The peak is either where expert outputs are weighted (rows in, rows out, the gradients of both
+    sums, and the hidden rows), or in the backward pass of their last matmul (rows in, the gradient
+    of rows out; gate, up, hidden, and the gradient of hidden). With an expert axis, buffers have
+    room for every row that all devices could send to one.
     """
     hidden = in_tiles(layer.expert_width / np.asarray(mesh.tensor), LANES)
     stream = in_tiles(layer.d_model, LANES)
     own = layer.experts_per_token * layer.expert_rows
     is_sent = (np.asarray(mesh.expert) > 1) & layer.sorted_rows
     here = own * np.where(is_sent, mesh.expert, 1)
-    # A row is sent as two halves of whole lanes: where it has others, through copies both ways.
+    # A row is sent as two halves of whole lanes; other widths are copied both ways.
     copied = np.where(
         is_sent & (layer.d_model % (2 * LANES) > 0), 4 * in_tiles(layer.d_model / 2, LANES), 0
     )
@@ -356,13 +354,46 @@ def _rows_work(layer: LayerShape, mesh: MeshRoles) -> Numbers:
 
 
 def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
-    """Weights of a layer that are gathered along `fsdp` at once."""
+    """Return the weights of a layer that are gathered along `fsdp` at one time."""
     channel = layer.d_model / mesh.tensor * compute_bytes
     gathered = MemoryRates.of().gathered_matrices * layer.dense_width * channel
     if layer.experts:
-        # Experts are gathered together, all their matrices, and one gradient waits to be sent.
+        # All matrices of experts are gathered together, and one gradient waits to be sent.
         wide = layer.d_model * in_tiles(layer.expert_width / np.asarray(mesh.tensor), LANES)
         narrow = in_tiles(layer.d_model, LANES) * layer.expert_width / mesh.tensor
         matrices = (layer.hidden_matrices * wide + narrow) * layer.experts / mesh.expert
         gathered = gathered + matrices * compute_bytes
     return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)
+
+
+def host_bytes(memory: MemorySplit, shape: ModelShape, devices_per_host: Numbers) -> Numbers:
+    """Return the most bytes that one host needs: to train and checkpoint, or to restore.
+
+    Exports are not counted, because they may run on another machine; `check` reports their memory.
+
+    State that is replicated over devices is counted on each, although they share its writing. Where
+    it matters, that is with offloaded activations, state is sharded.
+
+    Args:
+        memory: Memory of one device.
+        shape: The model.
+        devices_per_host: Devices per host of each candidate.
+    """
+    largest = max(formats.FLOAT32.nbytes(int(np.prod(size))) for size in shape.parameter_shapes)
+    state = (memory.weights + memory.optimizer) * devices_per_host
+    training = memory.host * devices_per_host + state
+    under_way = np.minimum(state, read_limit_bytes(largest, READ_AT_ONCE_BYTES))
+    return np.maximum(training, HELD_WHILE_READ * under_way)
+
+
+_PURPOSES = {"parameters": "weights", "optimizer state": "optimizer"}
+_KEPT = ("weights", "gradients", "optimizer", "activations")
+
+
+def split_of(memory: MemoryReport) -> MemorySplit:
+    """Return the compiler's bytes of one device by purpose; they add up to its total."""
+    amounts: dict[str, float] = dict.fromkeys((*_KEPT, "temporaries"), 0.0)
+    for name, size in memory.purposes.items():
+        known = _PURPOSES.get(name, name)
+        amounts[known if known in _KEPT else "temporaries"] += size
+    return MemorySplit(**amounts, host=float(memory.host_bytes))

@@ -1,4 +1,4 @@
-"""The products with weights of a step, in groups of one width: FLOPs, shares of peak, formats."""
+"""Matmuls with weights of a step, grouped by width: FLOPs, shares of peak, formats."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,25 +7,24 @@ import numpy as np
 
 from ...hardware import formats
 from .kept import Kept
-from .layer_shape import LANES, LayerShape, in_tiles
-from .model_shape import ModelShape
+from .model_shape import LANES, LayerShape, ModelShape, in_tiles
 from .rates import Rates
 
-# The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
+# The kernels' usual row tile (kernels.grouped_matmul); each further expert shares one.
 GROUPED_TILE_ROWS = 512
 BFLOAT16 = formats.BFLOAT16.itemsize  # bytes of a value
 
 
 @dataclass(frozen=True)
 class ProductGroup:
-    """Products of one token and forward pass, over all layers a device holds.
+    """Matmuls of one token in the forward pass, over all layers of a device.
 
     Attributes:
-        flops: Of the token, widths filled up to whole lanes.
-        again: The share that runs again in the backward pass, by remat policy.
-        share: Of the peak.
-        of_experts: Whether they are experts'.
-        in_layers: Whether they are in a layer, and so may have fewer bits.
+        flops: FLOPs per token, with widths padded to whole lanes.
+        again: Share that is recomputed in the backward pass, by remat policy.
+        share: Share of peak that they reach.
+        of_experts: Whether they belong to experts.
+        in_layers: Whether they are in a layer, where 8-bit formats apply.
     """
 
     flops: np.ndarray
@@ -37,11 +36,11 @@ class ProductGroup:
 
 @dataclass(frozen=True)
 class ProductGroups:
-    """The groups of a model on every candidate.
+    """The matmul groups of a model on every candidate.
 
     Attributes:
         sizes: Devices along each axis.
-        tokens: Of one device and micro-batch.
+        tokens: Tokens per device and microbatch.
         kept: What each remat policy keeps.
     """
 
@@ -55,7 +54,7 @@ class ProductGroups:
         s, tensor = self.shape, self.sizes["tensor"]
         for layer in s.kinds:
             yield from self._of_layer(layer)
-        # Only the last stage has the head; every stage waits for it.
+        # Only the last stage has the head, but every stage waits for it.
         yield ProductGroup(
             2 * s.unembeddings * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
             [0.0 for _ in self.kept],
@@ -80,8 +79,8 @@ class ProductGroups:
                 self._share(k.d_model * k.dense_width / tensor),
             )
         if k.experts:
-            # Experts work on their own share of the rows, each with its own weights; rows sorted
-            # by expert are multiplied by kernels whose operands stay in no memory.
+            # Experts compute their own share of the rows with their own weights. Rows sorted by
+            # expert are multiplied by kernels whose operands are not kept in VMEM.
             chosen = k.hidden_matrices * k.d_model * k.chosen_width
             plain = self._share(k.d_model * k.expert_width / tensor)
             padding = _padding(k.expert_width / tensor)
@@ -93,19 +92,19 @@ class ProductGroups:
             )
 
     def _expert_rows(self, layer: LayerShape) -> np.ndarray:
-        """Rows that are multiplied over those routed: buffers have room, tiles have two experts."""
+        """Return computed rows divided by routed rows; buffers and tiles add some."""
         if not layer.sorted_rows:
             return np.full(len(self.tokens), layer.expert_rows)
         further = layer.experts / self.sizes["expert"] - 1
         return 1 + further * GROUPED_TILE_ROWS / (self.tokens * layer.experts_per_token)
 
     def _share(self, weights: np.ndarray) -> np.ndarray:
-        """Of peak: less when neither rows nor weights can stay in VMEM."""
+        """Return the share of peak, which is lower if neither rows nor weights stay in VMEM."""
         r = self.rates
         smaller = np.minimum(self.tokens * self.shape.d_model, weights) * BFLOAT16
         return np.where(smaller > r.resident_bytes, r.streamed_share, r.matrix_share)
 
 
 def _padding(width: np.ndarray) -> np.ndarray:
-    """What a width grows by when filled up to whole lanes."""
+    """Return the factor by which padding to whole lanes enlarges a width."""
     return in_tiles(width, LANES) / width

@@ -1,4 +1,4 @@
-"""What one device of each candidate can do, as arrays: the rates of the timeline's machine."""
+"""Rates of one device of each candidate, as arrays, from the timeline's machine model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,14 +8,13 @@ import numpy as np
 from ...compiler.timeline.machine import Machine
 from ...hardware import Slice
 from ...hardware.rates import StepRates
-from ..search.candidates import PRECISIONS, Candidates
-from ..search.slice_meshes import SliceMesh
+from .candidates import PRECISIONS, Candidates, SliceMesh
 from .torus import AXES, Links
 
 
 @dataclass(frozen=True)
 class AxisRates:
-    """The links of one mesh axis: bytes a second, shares and latency by candidate."""
+    """Rates of the links of one mesh axis by candidate: bytes per second, shares, latency."""
 
     bytes_per_s: np.ndarray
     share: np.ndarray
@@ -23,14 +22,14 @@ class AxisRates:
     all_to_all: np.ndarray
 
     def gather_s(self, amount: np.ndarray, *, times: np.ndarray | float = 1.0) -> np.ndarray:
-        """An all-gather to, or a reduce-scatter from, `amount` bytes, `times` of them."""
+        """Return the seconds of `times` all-gathers or reduce-scatters of `amount` bytes."""
         return times * (amount * self.share / self.bytes_per_s + self.latency_s)
 
     def reduce_s(self, amount: np.ndarray, *, times: np.ndarray | float = 1.0) -> np.ndarray:
-        """All-reduces: a reduce-scatter and an all-gather each.
+        """Return the seconds of all-reduces, each a reduce-scatter and an all-gather.
 
-        Over several axes of the torus the timeline has the reduction go axis by axis. Published
-        tensor-parallel steps do not show it: 512B on v5p would be 17 % too slow, and is 11.
+        Over several torus axes, the timeline reduces axis by axis. Published tensor-parallel steps
+        do not show that: a 512B model on v5p would be predicted 17 % too slow instead of 11 %.
         """
         return 2 * self.gather_s(amount, times=times)
 
@@ -40,12 +39,12 @@ class Rates:
     """Rates of one device of every candidate, in SI units.
 
     Attributes:
-        attention_share: Of the peak, by the size of heads.
-        narrow_time: Of a product of the candidate's precision over that of a bfloat16 one.
-        narrow_gradient_time: The same of those that give gradients of weights.
-        gather_bytes: What a gather of weights moves over what it has to.
-        waiting_share: How much longer a step takes because slices wait for the slowest of them.
-        step: What compiled steps do on any of them.
+        attention_share: Share of peak of attention, by head size.
+        narrow_time: Time of a matmul in the candidate's format relative to bfloat16.
+        narrow_gradient_time: The same for the matmuls of weight gradients.
+        gather_bytes: Bytes that a weight gather moves relative to the minimum.
+        waiting_share: Share by which a step is longer because slices wait for the slowest.
+        step: Constants of compiled steps on any chip.
     """
 
     bf16_flops_per_s: np.ndarray
@@ -70,7 +69,7 @@ class Rates:
 
     @classmethod
     def of(cls, candidates: Candidates, *, head_dims: Iterable[float]) -> "Rates":
-        """Look every rate up once a slice, then spread it over the candidates."""
+        """Look up each rate once per slice, and expand it to the candidates."""
         machines = _machines(candidates.meshes)
 
         def spread(read: Callable[[Machine], float]) -> np.ndarray:
@@ -132,7 +131,7 @@ def _narrow_gradient_time(machine: Machine, precision: str) -> float:
 
 
 def _gather_bytes(mesh: SliceMesh, machine: Machine) -> float:
-    """More than 1 where one axis spans all of a three-dimensional slice of some generations."""
+    """Return a factor above 1 if one axis spans a whole 3D slice of some generations."""
     topology = mesh.slice.topology
     whole = mesh.sizes.get("fsdp", 1) == mesh.slice.chips_per_slice
     is_torus = len(topology) == 3 and all(size > 1 for size in topology)

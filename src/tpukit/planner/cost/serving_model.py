@@ -1,22 +1,215 @@
-"""How long a served model takes for a token and for a prompt, by what each waits for.
+"""Time of a token and of a prompt on a served model, by cause.
 
-A slice holds replicas of the model, each split over a `tensor` axis. Products wait for FLOPs or for
-their weights, attention for FLOPs or for the cache, whichever takes longer; what devices exchange
-and the start of ops come on top. A server's own work (scheduling, sampling, tokenizing) is not
-counted; it runs beside the device in the servers that publish figures.
+A slice has replicas of the model, each sharded over a `tensor` axis. Matmuls are bound by FLOPs or
+by reading weights, attention by FLOPs or by reading the cache, whichever is longer. Communication
+and op launches are added. The server's own work (scheduling, sampling, tokenizing) is not counted,
+because it overlaps with the device in servers with published figures.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...compiler.timeline.machine import Machine
 from ...hardware import Slice
-from ...hardware.formats import BFLOAT16
+from ...hardware.formats import BFLOAT16, FLOAT32
 from ...hardware.rates import MemoryRates, ServingRates, StepRates
-from .matrices import Matrices
-from .served_model import ServedModel
+from ...hardware.stored_formats import CACHE_FORMATS, Unit
+from ...models.transformer.config import TransformerConfig
+from ...models.transformer.layer_config import LayerConfig
+from ...models.transformer.shapes import parameter_shapes
+from .attention_time import visited_keys
+from .model_shape import Matrices, layer_matrices
 from .torus import Links, place_axes
+
+
+@dataclass(frozen=True)
+class ServedKind:
+    """All layers of one kind.
+
+    Attributes:
+        layers: Number of layers.
+        matrices: Matrices of all these layers.
+    """
+
+    layer: LayerConfig
+    layers: int
+    matrices: tuple[Matrices, ...]
+
+    def tokens_held(self, context: int) -> int:
+        """Tokens of a sequence in the cache of a layer."""
+        return self.layer.reach(context) or context
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Cache units that attention of one layer reads per token."""
+        c = self.layer
+        if c.delta is not None:
+            return ()
+        if c.latent is not None:
+            return Unit(1, c.latent.kv_rank), Unit(1, c.latent.rope_dim)
+        return (Unit(2 * c.n_kv_heads, c.head_dim),)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of linear attention, per sequence and layer."""
+        d = self.layer.delta
+        if d is None:
+            return 0
+        state = FLOAT32.nbytes(d.value_heads * d.key_dim * d.value_dim)
+        channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim
+        return state + BFLOAT16.nbytes((d.convolution - 1) * channels)
+
+    def cache_bytes(self, context: int, cache: str) -> int:
+        """Return the cache bytes per sequence; layers that share another layer's keys have none.
+
+        Codebooks are not counted, because all sequences share them.
+        """
+        if self.layer.shares_keys_of is not None:
+            return 0
+        return self.layers * (self.state_bytes + self._read(self.tokens_held(context), cache))
+
+    def bytes_attended(self, context: int, cache: str) -> int:
+        """Return the bytes that one more token of a sequence reads; a state is also written."""
+        read = self._read(self.tokens_held(context), cache)
+        return self.layers * (2 * self.state_bytes + read)
+
+    def _read(self, tokens: int, cache: str) -> int:
+        return CACHE_FORMATS[cache].nbytes(self.units, tokens)
+
+    @property
+    def key_heads(self) -> int:
+        """Number of parts that the cache can be split into by heads."""
+        c = self.layer
+        return 1 if c.latent is not None else c.delta.value_heads if c.delta else c.n_kv_heads
+
+    @property
+    def joined_width(self) -> int:
+        """Channels of attention's result, which is summed if devices have different tokens."""
+        c = self.layer
+        return c.n_heads * (c.latent.kv_rank if c.latent is not None else c.v_dim)
+
+    def token_products(self, context: int) -> float:
+        """Return the multiply-adds of attention for one more token, in all these layers.
+
+        Latents are used as stored, so every head multiplies with all of their channels.
+        """
+        c = self.layer
+        if c.delta is not None:
+            return self._state_products
+        width = c.qk_dim + c.v_dim
+        if c.latent is not None:
+            width = 2 * c.latent.kv_rank + c.latent.rope_dim
+        return float(self.layers * c.n_heads * width * self.tokens_held(context))
+
+    def prompt_products(self, length: int) -> float:
+        """Return the multiply-adds of attention for a prompt, by the blocks visited."""
+        c = self.layer
+        if c.delta is not None:
+            return self._state_products * length
+        if c.attention_chunk is not None and c.attention_chunk < length:
+            keys = visited_keys(c.attention_chunk, None)
+        else:
+            keys = visited_keys(length, c.sliding_window)
+        return self.layers * c.n_heads * (c.qk_dim + c.v_dim) * keys * length
+
+    @property
+    def _state_products(self) -> float:
+        d = self.layer.delta
+        assert d is not None
+        # The state is read for the key, updated, and read for the query.
+        return 3.0 * self.layers * d.value_heads * d.key_dim * d.value_dim
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Dimensions of a served transformer.
+
+    Attributes:
+        kinds: All kinds of layers.
+        outside: Matrices outside the layers that every token is multiplied with, including the
+            head.
+        looked_up: Parameters of tables of which a token reads one row.
+        others: All other parameters: norms, biases, sinks.
+    """
+
+    name: str
+    max_seq_len: int
+    d_model: int
+    kinds: tuple[ServedKind, ...]
+    outside: tuple[Matrices, ...]
+    looked_up: int
+    others: int
+
+    @classmethod
+    def of(cls, config: TransformerConfig) -> "ServedModel":
+        """Return the served model of a configuration, without layers of multi-token prediction."""
+        c = config
+        order = Counter(c.layer_order)
+        kinds = tuple(
+            ServedKind(c.kinds[name], layers, layer_matrices(c.kinds[name], c.d_model, layers))
+            for name, layers in order.items()
+        )
+        outside = [Matrices(c.d_model, c.vocab_size, 1, narrow=False)]
+        looked_up = 0 if c.tied_embeddings else c.vocab_size * c.d_model
+        if c.learned_positions:
+            looked_up += c.max_seq_len * c.d_model
+        if c.per_layer_width:
+            width = c.n_layers * c.per_layer_width
+            outside.append(Matrices(c.d_model, width, 1, narrow=False))
+            looked_up += c.vocab_size * width
+        held = sum(
+            math.prod(shape)
+            for path, shape in parameter_shapes(c).items()
+            if not path.startswith("mtp/")
+        )
+        matrices = [one for kind in kinds for one in kind.matrices]
+        counted = sum(one.parameters for one in (*matrices, *outside))
+        others = held - counted - looked_up
+        return cls(c.name, c.max_seq_len, c.d_model, kinds, tuple(outside), looked_up, others)
+
+    @property
+    def layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(kind.layers for kind in self.kinds)
+
+    @property
+    def matrices(self) -> tuple[Matrices, ...]:
+        """All matrices."""
+        return (*(one for kind in self.kinds for one in kind.matrices), *self.outside)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return sum(one.parameters for one in self.matrices) + self.looked_up + self.others
+
+    @property
+    def products(self) -> float:
+        """Multiply-adds per token with weights."""
+        return sum(one.products for one in self.matrices)
+
+    def weight_bytes(self, weights: str) -> int:
+        """Return the bytes of all weights; tables, norms, biases and routers stay in bfloat16."""
+        wide = BFLOAT16.nbytes(self.looked_up + self.others)
+        return sum(one.nbytes(weights) for one in self.matrices) + wide
+
+    def bytes_read(self, weights: str, rows: int) -> float:
+        """Return the bytes of weights that a pass over `rows` tokens reads.
+
+        Of tables only a few rows are read, and of experts those that a row chooses.
+        """
+        wide = BFLOAT16.nbytes(self.others)
+        return sum(one.bytes_read(weights, rows) for one in self.matrices) + wide
+
+    def cache_bytes(self, context: int, cache: str = "bf16") -> int:
+        """Return the cache bytes of one sequence in all layers."""
+        return sum(kind.cache_bytes(context, cache) for kind in self.kinds)
+
+    def bytes_attended(self, context: int, cache: str = "bf16") -> int:
+        """Return the bytes of cache and states that one more token reads or writes."""
+        return sum(kind.bytes_attended(context, cache) for kind in self.kinds)
+
 
 ROOFS = ("flops", "hbm", "network", "starts")
 FLOPS_PER_PRODUCT = 2
@@ -24,11 +217,11 @@ FLOPS_PER_PRODUCT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFormats:
-    """Formats of weights, cache and activations, as `WEIGHT_FORMATS` and `CACHE_FORMATS` call them.
+    """Formats of weights, cache and activations, named as in `WEIGHT_FORMATS` and `CACHE_FORMATS`.
 
     Attributes:
-        activations: What products round their rows to; only where weights have the same format and
-            the chip multiplies it are they faster for that.
+        activations: Format that matmuls round activations to; it is faster only if weights have it
+            too and the chip multiplies it.
     """
 
     weights: str = "bf16"
@@ -36,19 +229,19 @@ class ServedFormats:
     activations: str = "bf16"
 
     def multiplied(self, on: Slice) -> str:
-        """The format in which a chip multiplies: narrow weights are widened to the activations'."""
+        """Return the format of the matmuls; narrow weights are converted to activations."""
         same = self.activations == self.weights and on.chip.multiplies(self.activations)
         return self.activations if same else "bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingTraffic:
-    """What is asked of a server.
+    """Traffic of a server.
 
     Attributes:
-        batch: Requests at once, over all replicas.
-        prompt: Tokens that each comes with.
-        new: Tokens that each is answered with.
+        batch: Concurrent requests over all replicas.
+        prompt: Prompt tokens per request.
+        new: New tokens per request.
     """
 
     batch: int
@@ -57,25 +250,25 @@ class ServingTraffic:
 
     @property
     def context(self) -> int:
-        """Tokens that a sequence ends with."""
+        """Tokens of a sequence at its end."""
         return self.prompt + self.new
 
     @property
     def mean_context(self) -> int:
-        """Tokens that a sequence has when a token is added, in the mean over its answer."""
+        """Mean tokens of a sequence while its answer is generated."""
         return self.prompt + math.ceil(self.new / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPass:
-    """Seconds of one pass of a replica over some tokens, by what they wait for (origin: model).
+    """Seconds of one pass of a replica, by cause (origin: model).
 
     Attributes:
-        tokens: Of all replicas together.
-        flops: Seconds that products and attention wait for the matrix unit.
-        hbm: Seconds that they wait for weights and cache.
-        network: Seconds of sums between the devices of a replica.
-        starts: Seconds in which ops are started.
+        tokens: Tokens of all replicas together.
+        flops: Seconds bound by the matrix unit.
+        hbm: Seconds bound by reading weights and cache.
+        network: Seconds of all-reduces inside a replica.
+        starts: Seconds of op launches.
     """
 
     tokens: int
@@ -86,31 +279,31 @@ class ServingPass:
 
     @property
     def seconds(self) -> float:
-        """The whole pass."""
+        """Seconds of the whole pass."""
         return self.flops + self.hbm + self.network + self.starts
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of all replicas, were there no other pass."""
+        """Tokens per second over all replicas, without other passes."""
         return self.tokens / self.seconds
 
     @property
     def bound_by(self) -> str:
-        """What most of it waits for."""
+        """The cause with the most time."""
         return max(ROOFS, key=lambda roof: getattr(self, roof))
 
 
 @dataclass(frozen=True)
 class ServingThroughput:
-    """What clients see of a server that is kept busy: a new request comes when one is answered.
+    """Throughput and latency of a busy server, in which a new request follows each answer.
 
-    Every replica reads the prompts of its requests one after the other, and no token is added
-    meanwhile: in the time of one answer it reads as many prompts as it has sequences.
+    A replica prefills one prompt at a time, and decoding pauses meanwhile. During one answer it
+    prefills as many prompts as it has sequences.
 
     Attributes:
-        decode_s: Of a step that adds a token to every sequence.
-        prefill_s: Of one prompt.
-        sequences: Of a replica.
+        decode_s: Seconds of a decode step for all sequences.
+        prefill_s: Seconds of one prompt.
+        sequences: Sequences per replica.
     """
 
     traffic: ServingTraffic
@@ -120,12 +313,12 @@ class ServingThroughput:
 
     @property
     def token_s(self) -> float:
-        """Between two tokens of an answer, in the mean: time per output token."""
+        """Mean seconds between two tokens of an answer (time per output token)."""
         return self.decode_s + self.sequences * self.prefill_s / self.traffic.new
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens of all requests."""
+        """New tokens per second over all requests."""
         return self.traffic.batch / self.token_s
 
 
@@ -151,25 +344,25 @@ class Server:
 
     @property
     def device_bytes(self) -> float:
-        """Weights and cache on one device."""
+        """Bytes of weights and cache per device."""
         held = self.model.cache_bytes(self.traffic.context, self.formats.cache)
         whole = self.model.weight_bytes(self.formats.weights) + held * self.sequences
         return whole / self.tensor
 
     @property
     def fits(self) -> bool:
-        """Whether a device has room for them."""
+        """Whether they fit in a device's memory."""
         return self.device_bytes <= room_bytes(self.slice)
 
     @property
     def room_for(self) -> int:
-        """Sequences of that context that all replicas have room for."""
+        """Sequences of that context that fit over all replicas."""
         free = room_bytes(self.slice) * self.tensor - self.model.weight_bytes(self.formats.weights)
         each = self.model.cache_bytes(self.traffic.context, self.formats.cache)
         return self.replicas * max(0, int(free // each))
 
     def decode(self) -> ServingPass:
-        """One more token for every sequence: all weights and each sequence's cache are read."""
+        """Return the pass of one more token per sequence, which reads all weights and caches."""
         m, rows, context = self.model, self.sequences, self.traffic.mean_context
         reached = self._hbm * ServingRates.of(self.slice.chip.name).cache_share
         attention = [
@@ -187,7 +380,7 @@ class Server:
         return self._pass(rows, self.traffic.batch, attention, joined)
 
     def prefill(self) -> ServingPass:
-        """A prompt in every replica."""
+        """Return the pass of one prompt per replica."""
         length = self.traffic.prompt
         attention = [
             (
@@ -201,7 +394,7 @@ class Server:
         return self._pass(length, length * self.replicas, attention, 0.0)
 
     def throughput(self) -> ServingThroughput:
-        """What clients see."""
+        """Throughput and latency."""
         return ServingThroughput(
             self.traffic, self.decode().seconds, self.prefill().seconds, self.sequences
         )
@@ -209,7 +402,7 @@ class Server:
     def _pass(
         self, rows: int, tokens: int, attention: list[tuple[float, float]], joined: float
     ) -> ServingPass:
-        """Of `rows` tokens of a replica, whose attention waits for FLOPs or for bytes."""
+        """Return a pass over `rows` tokens of a replica, given the FLOPs and bytes of attention."""
         m = self.model
         parts = [*(kind.matrices for kind in m.kinds), m.outside]
         waits = [*attention, *(self._products(part, rows) for part in parts)]
@@ -224,7 +417,7 @@ class Server:
         )
 
     def _products(self, matrices: tuple[Matrices, ...], rows: int) -> tuple[float, float]:
-        """Seconds of their FLOPs and of reading them, on one device."""
+        """Return the seconds of matmuls by FLOPs and by reading weights, on one device."""
         formats = self.formats
         multiplied = formats.multiplied(self.slice)
         flops = sum(
@@ -238,7 +431,7 @@ class Server:
         return flops, read / self._hbm
 
     def _sum_s(self, numbers: int) -> float:
-        """Seconds to add up activations along `tensor`."""
+        """Return the seconds of all-reduces of activations along `tensor`."""
         machine, links = self._machine, self._links
         amount = BFLOAT16.nbytes(numbers)
         once = amount * links.share / (links.lanes * machine.ici_bytes_per_s)
@@ -253,7 +446,7 @@ class Server:
         return place_axes(self.slice, {"tensor": self.tensor}).get("tensor", Links())
 
     def _peak(self, format: str) -> float:
-        """FLOP/s that products of a format reach."""
+        """Return the FLOP/s that matmuls of a format reach."""
         machine = self._machine
         share = machine.int8_over_bf16 if format == "int8" else 1.0
         return machine.peak_flops(format) * machine.matrix_efficiency * share
@@ -263,7 +456,7 @@ class Server:
 
     @property
     def _hbm(self) -> float:
-        """Bytes a second: what streaming ops reach, and no more than a measured copy."""
+        """Return the HBM bytes per second of streaming ops, at most those of a measured copy."""
         machine, chip = self._machine, self.slice.chip
         alone = machine.hbm_bytes_per_s * machine.hbm_efficiency * machine.op_time_in_a_step
         copied = chip.measured.get("hbm_copy_gbps")
@@ -273,7 +466,7 @@ class Server:
 
 
 def room_bytes(on: Slice) -> float:
-    """What weights and cache may take of one device."""
+    """Return the bytes per device that weights and cache may use."""
     usable = on.chip.per_device(on.chip.hbm_usable_bytes).require("serving")
     return usable * (1 - MemoryRates.of().serving_headroom)
 
@@ -281,7 +474,7 @@ def room_bytes(on: Slice) -> float:
 def servers_on(
     on: Slice, model: ServedModel, traffic: ServingTraffic, formats: ServedFormats
 ) -> Iterator[Server]:
-    """Every split of a slice into replicas that a device has room for."""
+    """Return every split of a slice into replicas that fits in memory."""
     devices = on.devices // on.num_slices
     powers = (2**power for power in range(devices.bit_length()))
     for tensor in sorted({*(size for size in powers if devices % size == 0), devices}):

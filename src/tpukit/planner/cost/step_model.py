@@ -1,10 +1,10 @@
-"""How long a training step takes, by arithmetic, for thousands of candidates at once.
+"""Time of a training step by arithmetic, for thousands of candidates at once.
 
-Rates are those of the compiler's timeline, so that both speak of the same machine. What is counted:
-matrix products padded to the matrix unit, attention by the blocks its kernel visits, what is
-recomputed, HBM traffic between products, weights gathered and gradients scattered along `fsdp`,
-activations exchanged along `tensor`, `expert` and `context`, gradients between slices, layer inputs
-that go to the host, and the bubble of a pipeline.
+Rates are those of the compiler's timeline, so both model the same machine. It counts matmuls padded
+to the matrix unit, attention by the blocks that its kernel visits, recomputation, HBM traffic
+between matmuls, weights gathered and gradients scattered along `fsdp`, activations exchanged along
+`tensor`, `expert` and `context`, gradients between slices, offloaded layer inputs, and pipeline
+bubbles.
 """
 
 from dataclasses import dataclass, replace
@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...hardware import formats
-from ..search.candidates import PRECISIONS, Candidates
 from .attention_time import joined_s, plain_s
+from .candidates import PRECISIONS, Candidates
 from .kept import OUT, Kept, kept_by
-from .layer_shape import LayerShape
 from .memory_model import MemorySplit
-from .model_shape import ModelShape
+from .model_shape import LayerShape, ModelShape
 from .product_groups import ProductGroup, ProductGroups
 from .rates import Rates
 from .step_variant import OUR_INT8, OUR_STEP, Rounding, StepSplit, StepVariant
@@ -29,7 +28,7 @@ BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes
 
 @dataclass(frozen=True)
 class StepModel:
-    """Everything a step's time follows from, for all candidates."""
+    """Inputs of the step time, for all candidates."""
 
     shape: ModelShape
     candidates: Candidates
@@ -39,7 +38,7 @@ class StepModel:
     variant: StepVariant = OUR_STEP
 
     def split(self) -> StepSplit:
-        """Seconds by cause, over all micro-batches of a step."""
+        """Return the seconds by cause, over all microbatches of a step."""
         pieces = self.candidates.microbatches
         forward, backward, again = self._products()
         attention_forward, attention_backward = self._attention()
@@ -47,9 +46,9 @@ class StepModel:
         attention = attention_forward + attention_backward
         compute = matrix + attention
         hbm = self._elementwise() + self._copied() + self._beside()
-        # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
-        # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
-        # the sums along `tensor`, which go by links of their own.
+        # Compiled schedules hide some of the weight gathers and expose other waits. Published steps
+        # are matched best if no gather is hidden (benchmarks/plan.py published), except behind the
+        # sums along `tensor`, which use their own links.
         ici = np.maximum(self._weights_moved(), self._sums_moved()) + self._activations_moved()
         piece = compute + hbm + ici
         host = self._host(forward + attention_forward, piece)
@@ -69,16 +68,16 @@ class StepModel:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens a device holds of one micro-batch."""
+        """Tokens per device and microbatch."""
         return self.candidates.batch * self.sequence_length / self.candidates.sizes["context"]
 
     def _layers(self, layer: LayerShape) -> np.ndarray:
-        """Layers of a kind that a device holds."""
+        """Return the layers of a kind per device."""
         return layer.count / self.candidates.sizes["stage"]
 
     @property
     def layers(self) -> np.ndarray:
-        """Layers of all kinds that a device holds."""
+        """Layers of all kinds per device."""
         return self.shape.layers_run / self.candidates.sizes["stage"]
 
     @cached_property
@@ -89,25 +88,26 @@ class StepModel:
         return np.asarray(values)[self.candidates.remat]
 
     def _no_kernel(self, layer: LayerShape) -> np.ndarray:
-        """Where our attention is no kernel: windows that reach past a device's part of a ring."""
+        """Return where a window reaches past a device's shard, so that no kernel is used."""
         context = self.candidates.sizes["context"]
         far = (layer.window or 1) - 1 > self.sequence_length / context
         return self._ours & (context > 1) & far
 
     @property
     def _ours(self) -> bool:
-        """Whether attention is ours: other programs gather keys and values, without a ring."""
+        """Whether attention is tpukit's, which uses a ring instead of gathering keys."""
         return self.variant.attention == "ours"
 
     def _attention_again(self, layer: LayerShape) -> np.ndarray:
-        """1 where the backward pass runs attention forward again."""
+        """Return 1 where the backward pass runs attention's forward pass again."""
         again = self._by_remat([float(kept.attention_again) for kept in self._kept])
         nothing_kept = self._by_remat([float(not kept.everything) for kept in self._kept])
-        # A state is kept by no name: its gradient makes it anew, which is counted there.
+        # A state has no name that a policy could keep; its recomputation is counted in linear
+        # attention.
         return np.where(self._no_kernel(layer), nothing_kept, 0.0 if layer.linear else again)
 
     def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Seconds of the products with weights: forward, backward, recomputed."""
+        """Return the seconds of matmuls with weights: forward, backward, recomputed."""
         r = self.rates
         forward = again = gradients = np.zeros(len(self.candidates))
         over_rows = self._by_precision(
@@ -123,7 +123,7 @@ class StepModel:
             again = again + once * self._by_remat(group.again)
             if self._is_trained(group):
                 gradients = gradients + seconds * np.where(narrow, over_rows, 1.0)
-        # With few tokens a product waits for its weights instead.
+        # With few tokens a matmul is bound by reading its weights.
         least = self._layer_bytes() / r.hbm_bytes_per_s
         forward = np.maximum(forward, least)
         if self.shape.thin is None:
@@ -134,28 +134,28 @@ class StepModel:
         return forward, forward + gradients, again
 
     def _is_trained(self, group: ProductGroup) -> bool:
-        """Whether weights of a group have gradients; sums with thin ones have them too."""
+        """Whether weights of a group have gradients; sums with LoRA matrices have them too."""
         thin = self.shape.thin
         return thin is None or (group.of_experts and thin.sums_experts)
 
     def _beside(self) -> np.ndarray:
-        """Seconds of products with thin matrices, and of decoding the weights beside them."""
+        """Return the seconds of LoRA matmuls, and of decoding the frozen weights."""
         thin, r = self.shape.thin, self.rates
         if thin is None:
             return np.zeros(len(self.candidates))
-        # Forward, again where nothing is kept, and two products backward.
+        # Forward, again if nothing is kept, and two matmuls backward.
         passes = 3 + self._runs_again
         tokens = self.tokens / self.candidates.sizes["tensor"] * passes
         products = 2 * thin.products * tokens / (r.bf16_flops_per_s * r.streamed_share)
         read = thin.channels * BFLOAT16 * tokens / r.hbm_bytes_per_s
         if not thin.stored:
             return products + read
-        # Codes are read and values written, for each pass forward and the one back.
+        # Codes are read and values written in each forward pass and in the backward pass.
         written = self._layer_bytes() * (2 + self._runs_again)
         return products + read + written / r.hbm_bytes_per_s
 
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of attention: forward, and backward with what is computed again."""
+        """Return the seconds of attention: forward, and backward with recomputation."""
         sizes, length = self.candidates.sizes, self.sequence_length
         share = self.tokens / (sizes["tensor"] * sizes["stage"])
         hops = (sizes["context"] - 1) * self._ours
@@ -176,7 +176,7 @@ class StepModel:
         return forward_s, backward_s
 
     def _elementwise(self) -> np.ndarray:
-        """Seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
+        """Return the seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
         layers = ops = np.zeros(len(self.candidates))
         for k in s.kinds:
@@ -193,11 +193,11 @@ class StepModel:
         return traffic + ops + self._narrowed()
 
     def _copied(self) -> np.ndarray:
-        """Seconds of HBM traffic of what goes to the host and comes back."""
+        """Return the seconds of HBM traffic of offloaded activations."""
         return 2 * np.asarray(self.memory.host) / self.rates.hbm_bytes_per_s
 
     def _narrowed(self) -> np.ndarray:
-        """Seconds of HBM traffic to round the operands of products to eight bits."""
+        """Return the seconds of HBM traffic for rounding matmul operands to 8 bits."""
         tensor, split = self.candidates.sizes["tensor"], self.variant.split_sequence
         each = [
             sum(
@@ -211,12 +211,12 @@ class StepModel:
 
     @cached_property
     def _runs_again(self) -> np.ndarray:
-        """1 where products of the forward pass run again in the backward pass."""
+        """Return 1 where forward matmuls run again in the backward pass."""
         return self._by_remat([float(not kept.everything) for kept in self._kept])
 
     @property
     def _rounding(self) -> list[Rounding]:
-        """What is rounded with each precision; with the first, nothing."""
+        """Return the rounding of each precision; bf16 has none."""
         own = {"int8": self.variant.int8, "fp8": self.variant.fp8}
         return [own.get(name, OUR_INT8) for name in PRECISIONS]
 
@@ -225,9 +225,9 @@ class StepModel:
         return np.stack(spread)[self.candidates.precision, np.arange(len(self.candidates))]
 
     def _layer_bytes(self, *, over_links: bool = False) -> np.ndarray:
-        """Bytes of the layers' weights one device multiplies with, gathered.
+        """Return the bytes of gathered layer weights per device.
 
-        Over links they are two of three times as wide as they are multiplied.
+        Over links they are at least two thirds as wide as in the matmul.
         """
         s, sizes = self.shape, self.candidates.sizes
         shared = (s.other_parameters - s.outside_parameters) / sizes["tensor"]
@@ -240,40 +240,40 @@ class StepModel:
         return (shared + experts) / sizes["stage"] * BFLOAT16
 
     def _weights_moved(self) -> np.ndarray:
-        """Seconds to gather weights for both passes and to scatter their gradients."""
+        """Return the seconds to gather weights for both passes and to scatter their gradients."""
         tables = self.shape.outside_parameters / self.candidates.sizes["tensor"] * BFLOAT16
         amount = (self._layer_bytes(over_links=True) + tables) / self.layers
         fsdp, data, thin = self.rates.axes["fsdp"], self.rates.axes["data"], self.shape.thin
         if thin is not None:
-            # Weights and thin matrices for both passes; gradients of the thin ones alone.
+            # Frozen weights and LoRA matrices for both passes; gradients of the LoRA matrices only.
             own = thin.parameters * BFLOAT16 / self.layers
             gathered = fsdp.gather_s(amount + own, times=2 * self.rates.gather_bytes * self.layers)
             scattered = fsdp.gather_s(own, times=self.layers)
             return gathered + scattered + data.reduce_s(self._trained_parameters() * BFLOAT16)
         times = 3 * self.rates.gather_bytes * self.layers
-        # Compiled steps sum gradients along `data` before they are scattered.
+        # Compiled steps sum gradients along `data` before they scatter them.
         along_data = data.reduce_s(self._layer_bytes() / self.layers, times=self.layers)
         return fsdp.gather_s(amount, times=times) + along_data
 
     def _sums_moved(self) -> np.ndarray:
-        """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
-        # Two sums forward and two backward; where the first is not kept, once more.
+        """Return the seconds of sums along `tensor`, which the next matmul waits for."""
+        # Two sums forward and two backward; one more if the first is not kept.
         once_more = [not k.everything and OUT not in k.names for k in self._kept]
         sums = self._by_remat([4.0 + more for more in once_more])
         if self.variant.split_sequence:
-            # A sum is a scatter, and a gather for the next product. The inputs of products are
-            # gathered in the backward pass once more, for the gradients of weights; and all of it
-            # as wide as it is multiplied.
+            # A sum is a reduce-scatter, and an all-gather for the next matmul. Inputs of matmuls
+            # are gathered again in the backward pass for weight gradients, all in the width of the
+            # matmul.
             narrow = [one.gathers(self._runs_again) for one in self._rounding]
             sums = (sums + self._by_precision([6.0, *narrow[1:]])) / 2
         rows = self.tokens * self.shape.d_model * BFLOAT16
         return self.rates.axes["tensor"].reduce_s(rows, times=sums * self.layers)
 
     def _activations_moved(self) -> np.ndarray:
-        """Seconds of activations that are exchanged, passed round or handed on."""
+        """Return the seconds of activations exchanged between experts, ring members or stages."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         rows = self.tokens * s.d_model * BFLOAT16
-        # In a ring gradients of keys travel with them, in float32; windows need no ring.
+        # In a ring, gradients of keys travel with the keys in float32; windows need no ring.
         times, waited = (4, self.rates.step.ring_waited) if self._ours else (3, 1)
         expert = context = np.zeros(len(self.candidates))
         for k in s.kinds:
@@ -288,20 +288,20 @@ class StepModel:
         return expert + context + stage
 
     def _hidden(self, transfer: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """What is left of a transfer that runs beside `work`."""
+        """Return the part of a transfer that `work` does not hide."""
         return np.maximum(0.0, transfer - work)
 
     def _host(self, forward: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Seconds waited for layer inputs on their way to the host and back."""
+        """Return the seconds of waiting for offloaded layer inputs."""
         one_way: Any = self.memory.host / self.rates.host_bytes_per_s
         return self._hidden(one_way, forward) + self._hidden(one_way, piece - forward)
 
     def _between_slices(self, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """Seconds waited for what goes between slices, once each micro-batch.
+        """Return the seconds of waiting for transfers between slices, once per microbatch.
 
-        Joined by `data`, gradients are summed; joined by `fsdp`, each pass gathers the weights that
-        other slices hold, and gradients go back to them. What a layer needs travels while others
-        are at work, as compiled schedules have it; nothing is left to hide that of the first.
+        Joined by `data`, gradients are summed. Joined by `fsdp`, each pass gathers the weights of
+        other slices and sends gradients back. Transfers of a layer overlap with other layers, as in
+        compiled schedules; those of the first layer are exposed.
         """
         count = self.candidates.num_slices
         is_shared = self.candidates.slices_sharing > 1
@@ -322,7 +322,7 @@ class StepModel:
         return waited * self.candidates.microbatches
 
     def _update(self) -> np.ndarray:
-        """Seconds of the optimizer: everything read once, all but gradients written once."""
+        """Return the seconds of the optimizer update, which is bound by HBM."""
         own = self._trained_parameters()
         pieces = self.candidates.microbatches
         summed = np.where(pieces > 1, 3 * own * FLOAT32 * pieces, 0.0)
@@ -331,7 +331,7 @@ class StepModel:
         return moved / self.rates.hbm_bytes_per_s
 
     def _trained_parameters(self) -> np.ndarray:
-        """Numbers of one device that have gradients."""
+        """Return the trained parameters per device."""
         thin = self.shape.thin
         if thin is not None:
             return thin.parameters / self.candidates.sizes["fsdp"]

@@ -1,4 +1,4 @@
-"""Which links of the torus each mesh axis gets, by the order in which jax hands them out."""
+"""Assign the torus links of each mesh axis in the order of jax."""
 
 import itertools
 import math
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from ...hardware import Slice
 
-# Mesh order, the chattiest last: jax gives the last axis the shortest paths.
+# Mesh order, with the busiest axis last, because jax gives it the shortest paths.
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")
 
 
 @dataclass(frozen=True)
 class Links:
-    """What one mesh axis can send over.
+    """The links of one mesh axis.
 
     Attributes:
-        chips: Chips along the axis; 1 when it stays inside a chip.
-        lanes: Links a chip receives on at once: two for each ring, one for each open line.
-        hops: Hops to the farthest chip and back into step, for latency.
-        all_to_all: `extent / (4 lanes)` of its narrowest line: what all-to-all is divided by.
+        chips: Chips along the axis; 1 if it stays inside a chip.
+        lanes: Links on which a chip receives at once: two per ring, one per open line.
+        hops: Hops to the farthest chip and back, for latency.
+        all_to_all: `extent / (4 lanes)` of its narrowest line, the divisor of all-to-all bandwidth.
     """
 
     chips: int = 1
@@ -29,12 +29,12 @@ class Links:
 
     @property
     def share(self) -> float:
-        """Part of a gathered array that comes from other chips."""
+        """Share of a gathered array that comes from other chips."""
         return (self.chips - 1) / self.chips
 
 
 def place_axes(on: Slice, sizes: Mapping[str, int]) -> dict[str, Links]:
-    """The links of every axis larger than 1, `sizes` being those inside one slice."""
+    """Return the links of every axis larger than 1; `sizes` are those inside one slice."""
     free = dict(enumerate(on.topology))
     in_chip = on.chip.devices_per_chip
     placed: dict[str, Links] = {}
@@ -49,7 +49,7 @@ def place_axes(on: Slice, sizes: Mapping[str, int]) -> dict[str, Links]:
 
 
 def _take(free: dict[int, int], size: int) -> dict[int, int]:
-    """Remove `size` chips from the free lengths: whole axes where any fit, else pieces of them."""
+    """Remove `size` chips from the free torus axes, whole axes first."""
     for count in range(len(free), 0, -1):
         for axes in itertools.combinations(free, count):
             if math.prod(free[axis] for axis in axes) == size:

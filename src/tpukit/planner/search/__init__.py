@@ -1,1 +1,1 @@
-"""Candidates, their scores, and verification of the best by the compiler."""
+"""Search candidates, rank them, and verify the best with the compiler."""

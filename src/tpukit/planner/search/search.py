@@ -1,4 +1,4 @@
-"""The search itself: score every candidate, hold it against the limits, rank what is left."""
+"""Score every candidate, test it against the limits, and rank those that pass."""
 
 import math
 import time
@@ -13,16 +13,15 @@ from ...hardware import Slice
 from ...hardware.formats import spelled_as
 from ...hardware.mesh_sizes import refill_mesh
 from ...hardware.rates import Accuracy
-from ...job.job import Job
 from ...models.transformer.config import OPERANDS
 from ...runtime.ranges import COUNT
-from ...step.optimizer.spec import OptimizerSpec
-from ..answer.amounts import days_text
-from ..answer.choice import Choice
-from ..answer.rejections import Rejection, find_rejections, why_never
+from ...step.optimizer_spec import OptimizerSpec
+from ..amounts import days_text
+from ..cost.candidates import PRECISIONS, Space, enumerate_candidates
 from ..cost.money import SPOT, Costs, Market, cost_of
+from ..cost.scoring import Scores, score
 from ..cost.step_variant import variant_for
-from .candidates import PRECISIONS, Space, enumerate_candidates
+from .choice import Choice
 from .objectives import (
     Judgement,
     ObjectiveName,
@@ -32,23 +31,23 @@ from .objectives import (
     pareto_front,
     ranked,
     unusual,
+    usual_chips,
 )
-from .scoring import Scores, score
+from .rejections import Rejection, find_rejections, why_never
 from .subject import PlannedModel
-from .usual_limits import usual_chips
 
-# On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
-# up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
+# On small slices the compiler splits matmuls with gathered weights and sums the parts through HBM.
+# A step of llama3.1-8b on v6e-16 then takes 4.13 s instead of 2.90 s.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """Everything that was asked for.
+    """The request of a plan.
 
     Attributes:
-        max_batch_tokens: The most tokens a step may have; more teach less each.
-        any_chips: Whether slices of any size may be chosen; else `usual_limits.usual_chips`.
+        max_batch_tokens: Most tokens per step; in larger steps each token teaches less.
+        any_chips: Whether slices of any size may be chosen; otherwise up to `usual_chips`.
     """
 
     subject: PlannedModel
@@ -63,7 +62,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Search:
-    """All candidates of an ask, scored and judged."""
+    """All candidates of a request, scored and judged."""
 
     ask: Ask
     scores: Scores
@@ -73,7 +72,7 @@ class Search:
 
     @classmethod
     def run(cls, ask: Ask) -> "Search":
-        """Score everything."""
+        """Score and judge all candidates of a request."""
         started = time.perf_counter()
         subject = ask.subject
         candidates = enumerate_candidates(
@@ -95,12 +94,12 @@ class Search:
 
     @property
     def priced(self) -> bool:
-        """Whether anything that passes has a price; else chip-hours stand for money."""
+        """Whether a candidate that passes has a price; otherwise chip-hours are compared."""
         return bool((self.verdicts.passed & self.costs.priced).any())
 
     @cached_property
     def most_chips(self) -> int | None:
-        """The most chips of a choice that nobody limited; None where any number will do."""
+        """The most chips of a choice if only a budget was given; None for any number."""
         passed = np.flatnonzero(self.verdicts.passed)
         if self.ask.any_chips or not len(passed):
             return None
@@ -109,7 +108,7 @@ class Search:
     def order(
         self, *, passed: np.ndarray | None = None, most_chips: int | None = None
     ) -> np.ndarray:
-        """Return indices of candidates, best first; the cheapest is one of those with a price."""
+        """Return indices of candidates, best first; the cheapest always has a price."""
         chosen = self.verdicts.passed if passed is None else passed
         if most_chips is not None:
             chosen = chosen & (self.scores.candidates.chips <= most_chips)
@@ -119,17 +118,16 @@ class Search:
         return ranked(chosen, self.ask.objective, self.scores, self.costs, priced=priced)
 
     def unpriced_order(self) -> np.ndarray:
-        """What passes and could not be ranked for want of a price, by chip-hours."""
+        """Return candidates that pass but have no price to be ranked by, by chip-hours."""
         if not self.priced or self.ask.objective != "cheapest":
             return np.empty(0, int)
         unpriced = self.verdicts.passed & ~self.costs.priced
         return ranked(unpriced, self.ask.objective, self.scores, self.costs, priced=False)
 
     def front(self, order: np.ndarray) -> list[int]:
-        """Slices than which none is both faster and cheaper, as `best_of_each_slice` has them.
+        """Return the best candidates of slices that no other slice beats in both time and money.
 
-        Days and money within one `SAME` of each other are equal here too, so that the first of an
-        order by either is among them.
+        Days and money within `SAME` count as equal, so the first of either order is included.
         """
         firsts = self._first_of_each_slice(order)
         money = self.costs.usd if self.priced else self.costs.chip_hours
@@ -137,26 +135,69 @@ class Search:
         return [self._plainest(order, int(firsts[position])) for position in found]
 
     def choice(self, index: int) -> Choice:
-        """One candidate in full."""
-        ask = self.ask
-        return choice_at(
-            index,
-            self.scores,
-            self.costs,
-            subject=ask.subject,
-            market=ask.market,
-            tokens=ask.tokens,
+        """Return one candidate with its job and all figures."""
+        if index not in self._choices:
+            self._choices[index] = self._make_choice(index)
+        return self._choices[index]
+
+    def _make_choice(self, index: int) -> Choice:
+        ask, scores, costs = self.ask, self.scores, self.costs
+        subject, market, candidates = ask.subject, ask.market, scores.candidates
+        mesh = candidates.meshes[candidates.mesh[index]]
+        on = mesh.slice
+        tokens_per_step = int(scores.tokens_per_step[index])
+        steps = math.ceil(ask.tokens / tokens_per_step)
+        quote, region = costs.quotes[on]
+        precision = PRECISIONS[candidates.precision[index]]
+        optimizer = candidates.optimizers[candidates.optimizer[index]]
+        model: dict[str, Any] = {}
+        if precision != subject.precision:
+            matmul = spelled_as(precision, OPERANDS) or "dtype"
+            changes = {**subject.job.model_changes, "matmul": matmul}
+            model = {"model": {"preset": subject.name, **changes}}
+        job = subject.job.replace(
+            model,
+            on=str(on),
+            # With -1 for one axis the job can be checked on other slices too.
+            mesh=refill_mesh(mesh.joined_sizes, on.devices) or mesh.joined_sizes,
+            dcn_mesh=mesh.dcn_mesh,
+            batch_size=int(candidates.examples[index]),
+            sequence_length=subject.sequence_length,
+            microbatches=int(candidates.microbatches[index]),
+            remat=candidates.remats[candidates.remat[index]],
+            options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
+            train={
+                **optimizer_settings(optimizer),
+                **subject.fine_tuning,
+                **({"steps": steps} if steps in COUNT else {}),
+            },
+            launch=market.launch_terms(on),
         )
+        return Choice(
+            job=job,
+            precision=precision,
+            memory={name: float(value[index]) for name, value in scores.memory.to_dict().items()},
+            usable_bytes=float(scores.usable_bytes[index]),
+            modelled_step_s=float(scores.step_time_s[index]),
+            seconds_by_cause=scores.step.at(index),
+            steps=steps,
+            model_flops=subject.flops_per_token * tokens_per_step,
+            usd_per_chip_hour=quote,
+            region=region,
+            preemption=market.preemption if market.tier == SPOT else None,
+            save_s=float(costs.save_s[index]),
+            write_s=float(costs.write_s[index]),
+        ).corrected(1.0)
 
     def slice(self, index: int) -> Slice:
-        """The slice of a candidate."""
+        """Return the slice of a candidate."""
         candidates = self.scores.candidates
         return candidates.meshes[candidates.mesh[index]].slice
 
     def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
-        """The best candidate of every slice: variants of one answer are no other answers.
+        """Yield the best candidate of every slice.
 
-        Among those as good as the first of its slice it is the plainest.
+        Of candidates as good as the first, it is the simplest.
         """
         for first in self._first_of_each_slice(order):
             yield self._plainest(order, int(first))
@@ -168,14 +209,14 @@ class Search:
     def _plainest(self, order: np.ndarray, first: int) -> int:
         near = order[self._target_numbers[order] == self._target_numbers[first]]
         for key in (self._money, self.costs.days):
-            # No worse than the first, by the bins that the whole order is sorted by.
+            # Candidates no worse than the first, in the bins that the order is sorted by.
             least = float(np.min(key[order]))
             near = near[bins(key[near], least) <= bins(key[first : first + 1], least)]
         plain = np.lexsort((self._memory_share[near], self._unusual[near]))
         return int(near[plain[0]])
 
     def rival(self, order: np.ndarray, first: int) -> int | None:
-        """The best candidate of the same slice with another mesh, if its modelled time is close."""
+        """Return the best candidate of the slice with another mesh, if it is nearly as fast."""
         candidates = self.scores.candidates
         own = candidates.meshes[candidates.mesh[first]].joined_sizes
         close = self.costs.days[first] * (1 + Accuracy.of().close_steps)
@@ -183,6 +224,10 @@ class Search:
             if candidates.meshes[candidates.mesh[index]].joined_sizes != own:
                 return int(index) if self.costs.days[index] <= close else None
         return None
+
+    @cached_property
+    def _choices(self) -> dict[int, Choice]:
+        return {}
 
     @cached_property
     def _unusual(self) -> np.ndarray:
@@ -204,10 +249,10 @@ class Search:
         return self.scores.candidates.of_mesh(known)
 
     def rejections(self) -> tuple[Rejection, ...]:
-        """Slices without any candidate that passes."""
+        """Return the slices without a candidate that passes."""
         ask = self.ask
         return find_rejections(
-            ask.space.slices(),
+            ask.space.slices,
             self.scores,
             self.costs,
             self.verdicts,
@@ -216,7 +261,7 @@ class Search:
         )
 
     def nearest(self) -> tuple[np.ndarray, str]:
-        """When nothing passes: what comes nearest, best first, and what had to give."""
+        """Return the candidates nearest to the limits when none passes, and which limit fails."""
         limits, verdicts = self.ask.limits, self.verdicts
         deadline = limits.deadline_days
         in_reach = verdicts.runs & verdicts.in_time
@@ -235,78 +280,13 @@ class Search:
 
 
 def replaced(search: Search, objective: ObjectiveName) -> Search:
-    """The same search with another objective."""
+    """Return the search with another objective."""
     return replace(search, ask=replace(search.ask, objective=objective))
 
 
 def optimizer_settings(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """Keys of a job's `train:` section that ask for the optimizer; none that are as by default."""
+    """Return the `train:` settings of an optimizer that differ from the defaults."""
     usual = OptimizerSpec()
     name = {} if optimizer.name == usual.name else {"optimizer": optimizer.name}
     dtype = optimizer.moment_dtype
     return {**name, **({} if dtype == usual.moment_dtype else {"moment_dtype": dtype})}
-
-
-def choice_at(
-    index: int,
-    scores: Scores,
-    costs: Costs,
-    *,
-    subject: PlannedModel,
-    market: Market,
-    tokens: float,
-) -> Choice:
-    """The candidate of that index."""
-    candidates = scores.candidates
-    mesh = candidates.meshes[candidates.mesh[index]]
-    on = mesh.slice
-    tokens_per_step = int(scores.tokens_per_step[index])
-    steps = math.ceil(tokens / tokens_per_step)
-    quote, region = costs.quotes[on]
-    precision = PRECISIONS[candidates.precision[index]]
-    optimizer = candidates.optimizers[candidates.optimizer[index]]
-    remat = candidates.remats[candidates.remat[index]]
-    changes = dict(subject.changes)
-    if precision != subject.precision:
-        changes["matmul"] = spelled_as(precision, OPERANDS) or "dtype"
-    job = Job(
-        model=subject.name,
-        model_changes=changes,
-        on=str(on),
-        # So that the job can be asked about another slice; its own has the same mesh as before.
-        mesh=refill_mesh(mesh.joined_sizes, on.devices) or mesh.joined_sizes,
-        dcn_mesh=mesh.dcn_mesh,
-        batch_size=int(candidates.examples[index]),
-        sequence_length=subject.sequence_length,
-        microbatches=int(candidates.microbatches[index]),
-        remat=remat,
-        options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
-        train={
-            **optimizer_settings(optimizer),
-            **subject.fine_tuning,
-            **({"steps": steps} if steps in COUNT else {}),
-        },
-        launch=market.launch_terms(on),
-    )
-    return Choice(
-        slice=on,
-        mesh=mesh.joined_sizes,
-        batch_size=job.examples,
-        microbatches=job.microbatches,
-        remat=remat,
-        precision=precision,
-        optimizer=optimizer,
-        job=job,
-        memory={name: float(value[index]) for name, value in scores.memory.to_dict().items()},
-        usable_bytes=float(scores.usable_bytes[index]),
-        modelled_step_s=float(scores.step_time_s[index]),
-        seconds_by_cause=scores.step.at(index),
-        steps=steps,
-        tokens_per_step=tokens_per_step,
-        model_flops=subject.flops_per_token * tokens_per_step,
-        usd_per_chip_hour=quote,
-        region=region,
-        preemption=market.preemption if market.tier == SPOT else None,
-        save_s=float(costs.save_s[index]),
-        write_s=float(costs.write_s[index]),
-    ).corrected(1.0)

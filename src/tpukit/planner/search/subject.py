@@ -1,67 +1,68 @@
-"""The model a plan is made for: by name, as a configuration, or as a workload."""
+"""The model of a plan, from a name, a configuration or a workload."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ...errors import TPUModelError
 from ...frameworks import is_instance_of
 from ...hardware.formats import BFLOAT16
-from ...job.job import DEFAULT_SEQUENCE_LENGTH
-from ...job.model_source import load_model
+from ...job.job import Job
 from ...job.train import LoraSettings
-from ...models.lora.targets import thin_products
+from ...models.defaults import PLANNED_SEQUENCE_LENGTH, TRAINING_SEQUENCE_LENGTH
+from ...models.lora.spec import lora_multiply_adds
 from ...models.presets import list_presets, presets
+from ...models.remat.policy import FULL, NONE
 from ...models.transformer.accounting import count_flops_per_token
 from ...models.transformer.config import OPERANDS, TransformerConfig
 from ...runtime.ranges import Range
 from ..cost.model_shape import ModelShape, shape_of
 
-# As most published runs have it, where the model can read that much.
-USUAL_SEQUENCE_LENGTH = 8192
 _ANY_PRESET = "tiny"
 QUANTIZED_ARRAYS = "quantized.safetensors"  # quantization/files/model_files.py, which imports jax
 
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What is trained.
+    """The model that is trained.
 
     Attributes:
-        name: As `Job.model` wants it; `changes` are its `model_changes`.
-        known: Its dimensions; None for a user's own model, which only the compiler can judge.
-        sequence_length: Tokens in an example; 1 where examples are not made of tokens.
-        fixed_examples: Examples of a step, where the workload has its batch already.
-        remat: As its builder chose it, where a builder did.
-        given: The model itself, where Python gave one that has no name.
-        lora: What alone is trained beside it; None where all of it is.
-        weights: The folder that holds its weights, where a name led to one.
+        name: Name for reports.
+        job: A job of the model alone; every job of a plan is made from it, so that a builder runs
+            once.
+        known: The configuration of a reference transformer; None for any other model, which must be
+            compiled.
+        sequence_length: Tokens per example; 1 if examples do not consist of tokens.
+        fixed_examples: Examples per step of a workload that has its batch already; otherwise None.
+        remat: The remat policy of its builder.
+        lora: LoRA settings; None if all parameters are trained.
+        weights: Folder with its weights, if the name is one.
     """
 
     name: str
-    changes: dict[str, Any]
+    job: Job = field(repr=False)
     known: TransformerConfig | None = field(repr=False)
     sequence_length: int
     fixed_examples: int | None = None
-    remat: str = "full"
-    given: object = field(default=None, repr=False)
+    remat: str = FULL
     lora: LoraSettings | None = None
     weights: Path | None = None
 
     @property
     def config(self) -> TransformerConfig:
-        """The model's dimensions, where they are needed."""
+        """The configuration of the model."""
         if self.known is None:
             raise TPUModelError(f"{self.name} says no dimensions; only the compiler can judge it.")
         return self.known
 
     @property
     def precision(self) -> str:
-        """The format of its products, as its builder chose it."""
+        """Number format of its matmuls."""
         matmul = "dtype" if self.known is None else self.known.matmul
         return str(OPERANDS.get(matmul, BFLOAT16).peak)
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
         """The model's dimensions as numbers."""
         if self.lora is None:
@@ -70,13 +71,13 @@ class PlannedModel:
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of its weights in a quantized folder; None where they lie in none."""
+        """Bytes of its weights in a quantized folder; None without one."""
         quantized = None if self.weights is None else self.weights / QUANTIZED_ARRAYS
         return quantized.stat().st_size if quantized is not None and quantized.is_file() else None
 
     @property
     def fine_tuning(self) -> dict[str, Any]:
-        """Keys of a job's `train:` section that ask for it; none where all is trained."""
+        """The `train:` settings of fine-tuning; empty if all parameters are trained."""
         if self.lora is None:
             return {}
         source = {} if self.weights is None else {"init_from": str(self.weights)}
@@ -84,78 +85,78 @@ class PlannedModel:
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs of a training step per token, nothing recomputed."""
-        thin = None if self.lora is None else thin_products(self.lora.spec(), self.config)
+        """FLOPs of a training step per token, without recomputation."""
+        thin = None if self.lora is None else lora_multiply_adds(self.lora.spec(), self.config)
         length = self.sequence_length
-        return count_flops_per_token(self.config, length, thin_products=thin).total
+        return count_flops_per_token(self.config, length, lora_multiply_adds=thin).total
 
 
 def read_subject(
     model: Any, *, sequence_length: int | None, lora: LoraSettings | None = None
 ) -> PlannedModel:
-    """The subject that a name, a `TransformerConfig`, a `Workload` or any model stands for.
+    """Return the model of a plan from a name, a `TransformerConfig`, a `Workload` or any model.
 
     Args:
         model: The model.
         sequence_length: Tokens in an example.
-        lora: What alone is trained beside it.
+        lora: LoRA settings.
 
     Raises:
-        TPUModelError: It is no model of a known kind.
-        ConfigError: The sequence is longer than the model reads.
+        TPUModelError: It is not a supported model.
+        ConfigError: The sequence is longer than the model's maximum.
     """
     name: str | None = model if isinstance(model, str) else None
-    found: Any = model if name is None else load_model(name, {}, values=False)
+    job = Job(model=model)
+    found = job.load_model()
     config = found if isinstance(found, TransformerConfig) else getattr(found, "config", None)
     if not isinstance(config, TransformerConfig):
-        return replace(_own_model(name, found, sequence_length), lora=lora)
+        return replace(_own_model(name, job, sequence_length), lora=lora)
     fixed: int | None = None
     if not isinstance(found, TransformerConfig):  # a workload has chosen both already
         sequence_length = sequence_length if sequence_length is not None else found.sequence_length
         fixed = int(found.examples)
     if sequence_length is None:
-        sequence_length = min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
+        sequence_length = min(PLANNED_SEQUENCE_LENGTH, config.max_seq_len)
     unit = f"tokens, which is what {config.name} reads (max_seq_len)"
     length = Range(1, config.max_seq_len).check_whole("sequence", sequence_length, unit=unit)
-    changes: dict[str, Any] = {}
     weights = _folder_of(name)
     if name is None:
         name, changes = _as_preset(config)
-    return PlannedModel(name, changes, config, length, fixed, lora=lora, weights=weights)
+        job = Job(model=name, model_changes=changes)
+    return PlannedModel(name, job, config, length, fixed, lora=lora, weights=weights)
 
 
 def _folder_of(name: str | None) -> Path | None:
-    """The folder that a name is of, where weights lie in it."""
+    """Return the folder of a name if it contains weights."""
     folder = None if name is None else Path(name).expanduser()
     if folder is None or not folder.is_dir():
         return None
     return folder if any(folder.glob("*.safetensors")) else None
 
 
-def _own_model(name: str | None, found: Any, sequence_length: int | None) -> PlannedModel:
-    """A user's own model, about which the compiler is asked: a workload, or a bare model."""
+def _own_model(name: str | None, job: Job, sequence_length: int | None) -> PlannedModel:
+    """Return a user's model that must be compiled: a workload or a bare model."""
     from ...models.adapters.registry import kind_of  # imports jax, which arithmetic does without
 
-    given = found if name is None else None
+    found = job.load_model()
     shown = name or getattr(found, "__name__", type(found).__name__)
     if not hasattr(found, "jit_train_step"):
         kind_of(found)  # refuses what is no model
-        length = sequence_length or DEFAULT_SEQUENCE_LENGTH
-        remat = "full" if is_instance_of(found, "torch.nn") else "none"
-        return PlannedModel(shown, {}, None, length, remat=remat, given=given)
+        length = sequence_length or TRAINING_SEQUENCE_LENGTH
+        remat = FULL if is_instance_of(found, "torch.nn") else NONE
+        return PlannedModel(shown, job, None, length, remat=remat)
     return PlannedModel(
         shown,
-        {},
+        job,
         None,
         found.sequence_length or 1,
         fixed_examples=int(found.examples),
         remat=str(found.remat),
-        given=given,
     )
 
 
 def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
-    """A preset's name and the fields to change in it, which together are `config`."""
+    """Return a preset and the fields to change in it to get `config`."""
     name = config.name if config.name in list_presets() else _ANY_PRESET
     usual = presets()[name].config.to_dict()
     wanted = config.to_dict()

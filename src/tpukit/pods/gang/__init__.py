@@ -1,1 +1,1 @@
-"""The processes of one attempt at a job: started together, watched together, ended together."""
+"""The processes of one attempt at a job, which start and end together."""

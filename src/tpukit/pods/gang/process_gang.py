@@ -1,36 +1,176 @@
-"""A gang of our own processes: one a host, started together, ended together."""
+"""A gang that tpukit starts itself: one process per host, started and ended together."""
 
 import contextlib
+import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import IO
 
-from ...records.reporting import read_report
+from ...records.reporting import VARIABLE as PROGRESS
+from ...records.reporting import WANTED, read_report
 from ..causes import Cause, Ending
 from ..pod import Host
 from ..providers.protocol import Command, Ended, GangEvent, Line, StepCompleted
 from ..worker.order import Order, signal_line
 from ..worker.spare import READY
-from .environment import process_environment
-from .member import Member
-from .transport import Transport
+from .transport import Transport, WorkerProcess
 from .verdict import ECHOES, cause_of, judge
 
-POLL_S = 0.05  # how late an exit is seen at most; streams wake it up at once
-ECHO_S = 0.5  # how long an exit that may follow from another one waits for that one
-KILL_S = 2.0  # for an agent to end what it started; then it is killed itself
+MEGASCALE_PORT = 8080
+
+
+def process_environment(
+    hosts: Sequence[Host], rank: int, command: Command, *, coordinator: str, attempt: int
+) -> dict[str, str]:
+    """Return the environment variables that tpukit sets for the process on `hosts[rank]`.
+
+    Args:
+        hosts: All hosts, in the order of process ids.
+        rank: Process id.
+        command: Has variables of its own; those that identify the process override them.
+        coordinator: `host:port` of jax's coordinator on the first host.
+        attempt: Number of the attempt, from 1.
+    """
+    variables = {
+        **command.environment,
+        "TPUKIT_NUM_HOSTS": str(len(hosts)),
+        "TPUKIT_HOST_ID": str(rank),
+        "TPUKIT_COORDINATOR": coordinator,
+        "TPUKIT_HEARTBEAT_S": str(command.heartbeat_s),
+        "TPUKIT_ATTEMPT": str(attempt),
+        PROGRESS: WANTED,
+        "PYTHONUNBUFFERED": "1",
+    }
+    slices = 1 + max(host.slice_index for host in hosts)
+    if slices > 1:
+        first = coordinator.rpartition(":")[0]
+        variables |= {
+            "MEGASCALE_NUM_SLICES": str(slices),
+            "MEGASCALE_SLICE_ID": str(hosts[rank].slice_index),
+            "MEGASCALE_COORDINATOR_ADDRESS": f"{first}:{MEGASCALE_PORT}",
+        }
+    return variables
+
+
+LONGEST_LINE = 1 << 16  # longer output without a line end is split
+_AT_ONCE = 1 << 16
+_LAST_WORDS = 300
+
+
+class Member:
+    """A worker on its host. No method blocks; streams are used when they are ready.
+
+    Attributes:
+        rank: Process id in the job.
+        code: Exit code, once the process has ended.
+        last_words: Last line of its standard error.
+    """
+
+    def __init__(self, rank: int, host: Host, process: WorkerProcess) -> None:
+        self.rank, self.host, self.process = rank, host, process
+        self.code: int | None = None
+        self.last_words = ""
+        self._outbox: deque[memoryview] = deque()
+        self._unfinished: dict[int, bytes] = {}
+        for stream in self.streams():
+            os.set_blocking(stream.fileno(), False)
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+
+    def streams(self) -> list[IO[bytes]]:
+        """Its open output streams."""
+        both = (self.process.stdout, self.process.stderr)
+        return [stream for stream in both if stream is not None and not stream.closed]
+
+    def send(self, *parts: bytes) -> None:
+        """Queue bytes to send."""
+        self._outbox.extend(memoryview(part) for part in parts if part)
+
+    @property
+    def inbox(self) -> IO[bytes] | None:
+        """Its standard input if there are bytes to send, else None."""
+        stdin = self.process.stdin
+        return stdin if self._outbox and stdin is not None and not stdin.closed else None
+
+    def write_some(self) -> None:
+        """Write as many bytes as the pipe accepts now."""
+        stdin = self.inbox
+        if stdin is None:
+            return
+        try:
+            while self._outbox:
+                part = self._outbox[0]
+                sent = os.write(stdin.fileno(), part[:_AT_ONCE])
+                self._outbox[0] = part[sent:]
+                if not self._outbox[0]:
+                    self._outbox.popleft()
+        except BlockingIOError:
+            return
+        except OSError:  # the process has ended, and its exit code tells why
+            self._outbox.clear()
+
+    def read_lines(self, stream: IO[bytes]) -> Iterator[str]:
+        """Return the new lines of a stream, and close the stream at its end."""
+        number = stream.fileno()
+        held = self._unfinished.pop(number, b"")
+        while True:
+            try:
+                got = os.read(number, _AT_ONCE)
+            except BlockingIOError:
+                break
+            except OSError:
+                got = b""
+            if not got:
+                stream.close()
+                if held:
+                    yield self._text(held, stream)
+                return
+            *lines, held = (held + got).split(b"\n")
+            while len(held) > LONGEST_LINE:
+                lines.append(held[:LONGEST_LINE])
+                held = held[LONGEST_LINE:]
+            for line in lines:
+                yield self._text(line, stream)
+        self._unfinished[number] = held
+
+    def _text(self, line: bytes, stream: IO[bytes]) -> str:
+        # Progress bars overwrite their line.
+        text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
+        if stream is self.process.stderr and text.strip():
+            self.last_words = text.strip()[:_LAST_WORDS]
+        return text
+
+    def close_input(self) -> None:
+        """Close its standard input, so that the agent kills everything it started and ends."""
+        self._outbox.clear()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def close(self) -> None:
+        """Close all streams of a process that has ended."""
+        self.close_input()
+        for stream in self.streams():
+            stream.close()
+
+
+POLL_S = 0.05  # largest delay until an exit is noticed; output is noticed at once
+ECHO_S = 0.5  # time to wait for the exit that may have caused this one
+KILL_S = 2.0  # time for an agent to end its processes before it is killed
 
 
 class ProcessGang:
-    """Starts a worker on every host over a transport, and ends all when one dies.
+    """Starts a worker on every host over a transport, and ends all workers when one dies.
 
     Args:
-        hosts: In the order of process ids.
-        command: What each of them runs.
-        transport: How workers are started.
-        attempt: From 1; processes find it in TPUKIT_ATTEMPT.
+        hosts: Hosts in the order of process ids.
+        command: The command for every host.
+        transport: Starts the workers.
+        attempt: Number of the attempt, from 1, passed to processes as TPUKIT_ATTEMPT.
     """
 
     def __init__(
@@ -70,31 +210,31 @@ class ProcessGang:
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """The hosts it runs on, in the order of process ids."""
+        """Its hosts, in the order of process ids."""
         return self._hosts
 
     def wait(self, timeout_s: float) -> list[GangEvent]:
-        """Return what happened, as soon as something has; nothing after `timeout_s`."""
+        """Return new events as soon as there are any; an empty list after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self._events and not self._over:
             left_s = deadline - time.monotonic()
-            self._look(max(0.0, min(left_s, POLL_S)))
+            self._poll(max(0.0, min(left_s, POLL_S)))
             if left_s <= 0:
                 break
         events, self._events = self._events, []
         return events
 
     def stop(self, grace_s: float) -> None:
-        """Tell all processes to save and end (SIGTERM), and kill those that have not by then."""
+        """Send SIGTERM so that processes save and end, and kill those that run too long."""
         if self._stop_by is None:
             for member in self._running():
                 member.send(signal_line(signal.SIGTERM))
         self._stop_by = time.monotonic() + grace_s
         while not self._over:
-            self._look(POLL_S)
+            self._poll(POLL_S)
 
     def close(self) -> None:
-        """End everything at once and release it; may be called again."""
+        """End all processes at once and release resources; repeated calls do nothing."""
         self._over = True
         self._kill()
         for member in self._members:
@@ -104,8 +244,8 @@ class ProcessGang:
     def _running(self) -> list[Member]:
         return [member for member in self._members if member.code is None]
 
-    def _look(self, timeout_s: float) -> None:
-        """Wait for output or an exit, and decide what follows."""
+    def _poll(self, timeout_s: float) -> None:
+        """Wait for output or an exit, then update the gang's state."""
         self._wait_for_inboxes()
         for key, _ in self._selector.select(timeout_s):
             member: Member = key.data
@@ -129,7 +269,7 @@ class ProcessGang:
                 self._selector.register(inbox, selectors.EVENT_WRITE, member)
 
     def _read(self, member: Member, streams: Sequence[object]) -> None:
-        for stream in [one for one in member.streams() if one in streams]:
+        for stream in [stream for stream in member.streams() if stream in streams]:
             number = stream.fileno()
             for text in member.read_lines(stream):
                 self._take(member, text)
@@ -151,7 +291,7 @@ class ProcessGang:
             self._events.append(StepCompleted(member.host.name, report.step, report.loss))
 
     def _decide(self) -> None:
-        """End the gang where a process failed, all are done, or it has taken too long."""
+        """End the gang if a process failed, all are done, or a time limit has passed."""
         if self._over:
             return
         now = time.monotonic()
@@ -185,8 +325,8 @@ class ProcessGang:
         )
         if self._stop_by is None:
             return ending
-        told = ending.cause in (Cause.DONE, Cause.NOTICE)
-        return Ending(Cause.STOPPED, evidence="" if told else str(ending))
+        is_in_order = ending.cause in (Cause.DONE, Cause.NOTICE)
+        return Ending(Cause.STOPPED, evidence="" if is_in_order else str(ending))
 
     def _end(self, ending: Ending) -> None:
         self._over = True
@@ -196,9 +336,9 @@ class ProcessGang:
         self._events.append(Ended(ending))
 
     def _kill(self) -> None:
-        """End every process that still runs, also one that is stopped; returns when all have."""
+        """Kill every running or stopped process, and wait until all have ended."""
         for member in self._members:
-            member.let_go()
+            member.close_input()
         deadline = time.monotonic() + KILL_S
         for member in self._members:
             try:

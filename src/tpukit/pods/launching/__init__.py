@@ -1,1 +1,1 @@
-"""From a job file to processes on a pod: what is shipped, who watches, what is shown."""
+"""From a job file to processes on a pod: the bundle, the supervisor and the log."""

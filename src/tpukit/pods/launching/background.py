@@ -1,4 +1,4 @@
-"""Runs in processes of their own: started, followed and stopped from any terminal."""
+"""Runs in background processes, which can be followed and stopped from any terminal."""
 
 import contextlib
 import json
@@ -12,39 +12,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import TPUValidationError, did_you_mean
+from ...exit_codes import ExitCode
 from ...runtime.files import private_folder
 from ...runtime.interruption import whole_or_not_begun
 from ..store import Store
 from ..store.locks import is_held
 from .launch import LOCK, RUNS, Launch, already_supervised
-from .result import GAVE_UP
 from .run_log import FILE, POLL_S, RunLogEntry, read_log
 
 MODULE = "tpukit.pods.launching.runner"
 PID_FILE = "pid"
 ERRORS = "errors.txt"
 STARTED_S = 60.0
-"""How long a supervisor may take to write its first entry, on a machine that is very busy."""
+"""Time limit for a supervisor's first log entry, long enough for a very busy machine."""
 KEPT_LOGS = 200
-"""Of runs that have ended; older ones go when another run begins."""
+"""Number of logs to keep of runs that have ended."""
 
 
 @dataclass
 class BackgroundRun:
-    """A run that a process of its own supervises."""
+    """A run with a supervisor process of its own."""
 
     name: str
     folder: Path
-    pid: int | None = None  # where it is a child of this process
+    pid: int | None = None  # set if the supervisor is a child of this process
 
     @classmethod
     def start(cls, launch: Launch) -> "BackgroundRun":
-        """Start the process that supervises a run; it outlives this one.
+        """Start a supervisor process for a run; it outlives this process.
 
-        What the job's processes get as variables may be secret: it travels through a pipe.
+        The job's environment variables may be secret, so they go through a pipe.
 
         Raises:
-            ConfigError: Another process supervises it already.
+            ConfigError: Another process already supervises the run.
         """
         if is_held(launch.folder / LOCK):
             raise already_supervised(launch.name)
@@ -60,27 +60,27 @@ class BackgroundRun:
             "folder": os.getcwd(),
         }
         run = cls(launch.name, launch.folder)
-        asked, asking = os.pipe()
+        reader, writer = os.pipe()
         errors = os.open(launch.folder / ERRORS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with whole_or_not_begun():
-                # Not subprocess, whose objects expect to be waited for: this one is to stay.
+                # subprocess objects expect to be waited for, but this process stays.
                 run.pid = os.posix_spawn(
                     sys.executable,
                     [sys.executable, "-m", MODULE],
                     {**os.environ, "TPUKIT_STATE_DIR": str(store.folder)},
                     file_actions=[
-                        (os.POSIX_SPAWN_DUP2, asked, 0),
+                        (os.POSIX_SPAWN_DUP2, reader, 0),
                         (os.POSIX_SPAWN_DUP2, errors, 1),
                         (os.POSIX_SPAWN_DUP2, errors, 2),
                     ],
                     setsid=True,
                 )
         finally:
-            os.close(asked)
+            os.close(reader)
             os.close(errors)
         (launch.folder / PID_FILE).write_text(str(run.pid))
-        with os.fdopen(asking, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+        with os.fdopen(writer, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(json.dumps(request).encode())
         return run
 
@@ -89,11 +89,11 @@ class BackgroundRun:
         """Return a run that was started earlier.
 
         Raises:
-            TPUValidationError: There is none of that name.
+            TPUValidationError: No run has that name.
         """
         folder = store.folder / RUNS / name
         if not (folder / FILE).exists() or Path(name).name != name:
-            known = [one.parent.name for one in (store.folder / RUNS).glob(f"*/{FILE}")]
+            known = [path.parent.name for path in (store.folder / RUNS).glob(f"*/{FILE}")]
             raise TPUValidationError(
                 f"There is no run {name!r}; {', '.join(sorted(known)) or 'none'} are known."
                 + did_you_mean(name, known)
@@ -102,40 +102,42 @@ class BackgroundRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether somebody supervises it."""
+        """Whether a supervisor runs."""
         if self.pid is None:
             return is_held(self.folder / LOCK)
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0
-        except ChildProcessError:  # it has ended, and was waited for
+        except ChildProcessError:  # it has ended and was waited for
             return False
 
     def entries(self, *, follow: bool = True) -> Iterator[RunLogEntry]:
-        """Yield what happened, and what happens until it ends."""
+        """Yield log entries, first the existing ones and then new ones until the run ends."""
         last: RunLogEntry | None = None
         for entry in read_log(self.folder, is_running=lambda: self.is_running, follow=follow):
             last = entry
             yield entry
         while follow and self.pid is not None and self.is_running:
-            time.sleep(POLL_S)  # it has said all, and closes
+            time.sleep(POLL_S)  # the last entry is written, and the process ends soon
         if follow and (last is None or not last.is_final):
             errors = self.folder / ERRORS
-            said = errors.read_text(errors="replace").strip() if errors.exists() else ""
-            tail = said.splitlines()[-1] if said else "it was killed"
+            text = errors.read_text(errors="replace").strip() if errors.exists() else ""
+            tail = text.splitlines()[-1] if text else "it was killed"
             yield RunLogEntry(
                 "error",
-                f"the supervisor of {self.name} has ended: {tail}. Launch the job again to go on.",
-                data={"code": GAVE_UP},
+                f"the supervisor of {self.name} has ended: {tail}. Launch the job again to "
+                "continue.",
+                data={"code": int(ExitCode.GAVE_UP)},
             )
 
     def begin(self, wait_s: float) -> RunLogEntry | None:
-        """Wait until the run makes a step or ends, and return how it stands.
+        """Wait until the run makes a step or ends, and return its newest entry.
 
         Args:
-            wait_s: How long to look, from the supervisor's first entry on.
+            wait_s: How long to wait after the supervisor's first entry.
 
         Returns:
-            The last entry about the run as a whole; None where there is none after `STARTED_S`.
+            The newest entry that is not a process's output; None if there is none after
+            `STARTED_S`.
         """
         deadline = time.monotonic() + STARTED_S
 
@@ -152,11 +154,11 @@ class BackgroundRun:
         return last if self.is_running else [*self.entries()][-1]
 
     def stop(self, wait_s: float, *, is_enough: Callable[[], bool] = lambda: False) -> bool:
-        """Let the job save and end, and tell whether it has within `wait_s`.
+        """Tell the job to save and end; return whether it has within `wait_s`.
 
         Args:
-            wait_s: How long to wait for its supervisor to end.
-            is_enough: Asked meanwhile whether to wait no longer.
+            wait_s: How long to wait for the supervisor to end.
+            is_enough: Polled while waiting; true ends the wait.
         """
         with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
             if self.is_running:
@@ -168,12 +170,12 @@ class BackgroundRun:
 
 
 def remove_old_logs(store: Store, *, keep: int) -> None:
-    """Remove the folders of runs that have ended, all but the newest."""
+    """Remove the folders of runs that have ended, except the newest `keep`."""
     ended = [
-        one
-        for one in (store.folder / RUNS).glob("*")
-        if (one / FILE).exists() and not is_held(one / LOCK)
+        folder
+        for folder in (store.folder / RUNS).glob("*")
+        if (folder / FILE).exists() and not is_held(folder / LOCK)
     ]
-    newest_first = sorted(ended, key=lambda one: (one / FILE).stat().st_mtime, reverse=True)
+    newest_first = sorted(ended, key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
     for folder in newest_first[keep:]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`launch`: a job on a pod, supervised until it ends."""
+"""`launch`: run a job on a pod, supervised until it ends."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, TPUError
+from ...errors import ConfigError, PodUnavailable, TPUError
 from ...job.hidden import HIDDEN, warn_of_literal_secrets
 from ...job.job import Job
 from ...job.reading import read_job
@@ -22,37 +22,113 @@ from ...shown import Shown
 from ..allocation import check_request, wait_until_gone
 from ..causes import Cause
 from ..config import PodConfig
+from ..cost import zones_within_cap
+from ..limits import Hold, unavailable
 from ..manager import TpuManager
-from ..observing import Observer
-from ..pod import as_name
-from ..providers.protocol import Command
+from ..observing import Observer, OwnedProvider
+from ..pod import Pod, as_name
+from ..providers.protocol import Capabilities, Command, Provider
 from ..reconciler import KEEPERS
-from ..store import Store
+from ..store import Store, WantedPod
 from ..store.locks import holding
-from ..supervision.events import SupervisionEvent
-from ..supervision.policy import Policy
-from ..supervision.preemption import PreemptionHandler
+from ..store.records import split_pod_name
+from ..supervision.journal import SupervisionEvent
+from ..supervision.policy import Policy, PreemptionHandler
 from ..supervision.supervisor import Outcome, Supervisor
+from ..supervision.zone_search import ending_of
 from .bundle import JOB_FILE, Bundle, make_bundle, modules_not_shipped
-from .recorded import RecordedProvider
 from .trial import refuse_untrainable
+
+
+class RecordedProvider(OwnedProvider):
+    """A provider that reports every action to an observer.
+
+    Args:
+        inner: The provider.
+        observer: Records the actions.
+        run: Name of the run, whose pod is already wanted.
+    """
+
+    def __init__(self, inner: Provider, observer: Observer, run: str) -> None:
+        super().__init__(inner, observer.store.owner)
+        self._observer, self._run = observer, run
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The provider's capabilities, with the run's zones; recently failed zones come last."""
+        config = self._row().config
+        zones = self._inner.capabilities.zones_for(config)
+        allowed = zones_within_cap(config, zones, provider=self.name, book=self._observer.prices)
+        store = self._observer.store
+        ordered = store.history.order(self._observer.provider_id, config, allowed)
+        # Only these zones; limits are checked when each zone is asked.
+        return replace(self._inner.capabilities, zones=tuple(ordered), limits=())
+
+    def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
+        """Request a pod in one zone."""
+        zone = config.zones[0] if config.zones else ""
+        row = replace(self._row(), attempt=split_pod_name(name)[1])
+        there = map(Hold.of, self._inner.list()) if self._observer.limits else ()
+        refusal = self._observer.record_request(replace(row, zone=None, config=config), zone, there)
+        if refusal is not None:
+            raise unavailable([refusal])
+        try:
+            pod = super().create(name, config, command=command)
+        except PodUnavailable as error:
+            self._observer.record_refusal(row, zone, Cause(error.cause), str(error))
+            raise
+        self._observer.record_state(self._row(), pod)
+        return pod
+
+    def get(self, name: str, *, zone: str) -> Pod | None:
+        """Return the pod's present state, or None if it does not exist."""
+        pod = super().get(name, zone=zone)
+        row = self._find()
+        if row is not None and row.pod_name == name:
+            if pod is not None and pod.state.is_lost and pod != row.pod:
+                self._observer.record_loss(row, zone, ending_of(pod).cause, pod.reason)
+            self._observer.record_state(row, pod)
+        store, provider = self._observer.store, self._observer.provider_id
+        store.wanted.keep(self._run)
+        store.wanted.answered(provider, is_silent=False)
+        if pod is not None:
+            store.spend.seen(provider, name)
+        return pod
+
+    def delete(self, name: str, *, zone: str) -> None:
+        """Remove a pod."""
+        super().delete(name, zone=zone)
+        self._observer.record_deletion(self._run, zone=zone, pod=name)
+        row = self._find()
+        if row is not None and row.pod_name == name:
+            self._observer.store.wanted.observe(self._run, None)
+
+    def _find(self) -> WantedPod | None:
+        """Return the wanted pod; None if `pods down` has already removed it."""
+        return self._observer.store.wanted.find(self._run)
+
+    def _row(self) -> WantedPod:
+        row = self._find()
+        assert row is not None, self._run  # `launch` adds it before and removes it after
+        return row
+
 
 RUNS = "runs"
 BUNDLE = "bundle.tar"
 LOCK = "lock"
-"""Held by the process that supervises a run in the background, from before its log begins."""
+"""Lock of the process that supervises a run in the background, taken before its log begins."""
 _LONGEST_STEM = 26
 _GONE_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
 class Launch(Shown):
-    """A job, ready to be launched: everything that can be wrong on this machine was looked at.
+    """A job that passed all checks on this machine and can be launched.
 
     Attributes:
-        name: Of the run; launching the same job again under it goes on where it was.
-        bundle: What is shipped to each host.
-        notes: What whoever launches it should know.
+        name: Name of the run. Launching the same job under it again continues the run.
+        bundle: Files for each host.
+        notes: Remarks for the user.
     """
 
     name: str
@@ -66,7 +142,7 @@ class Launch(Shown):
 
     @property
     def folder(self) -> Path:
-        """Where the run's archive and log are kept."""
+        """Folder of the run's archive and log."""
         return run_folder(self.manager.store, self.name)
 
     def run(
@@ -75,22 +151,22 @@ class Launch(Shown):
         *,
         stopping: threading.Event | None = None,
     ) -> Outcome:
-        """Supervise the job until it has ended; nothing of it is left at the provider then.
+        """Supervise the job until it ends, and leave nothing at the provider.
 
         Args:
-            tell: Called with everything that happens.
-            stopping: Set by whoever wants the job to save and end.
+            tell: Called with every event.
+            stopping: Event that tells the job to save and end.
 
         Raises:
-            ConfigError: Another process supervises this run already.
-            ProviderError: The provider cannot be reached, or refuses who asks.
+            ConfigError: Another process already supervises this run.
+            ProviderError: The provider cannot be reached, or rejects the credentials.
         """
         private_folder(self.folder)
         self.bundle.write(self.folder / BUNDLE)
-        with self._kept() as provider:
+        with self._as_keeper() as provider:
             supervisor = Supervisor(
                 self.name,
-                replace(self.config, zones=()),  # the provider says which, those that fail last
+                replace(self.config, zones=()),  # recently failed ones come last
                 self._command(),
                 provider,
                 self.manager.store,
@@ -101,8 +177,8 @@ class Launch(Shown):
                 return supervisor.run()
 
     @contextmanager
-    def _kept(self) -> Generator[RecordedProvider]:
-        """Be the keeper of the run's pod for the block, and leave nothing behind."""
+    def _as_keeper(self) -> Generator[RecordedProvider]:
+        """Act as the keeper of the run's pod during the block, and clean up afterwards."""
         store = self.manager.store
         with holding(store.folder / KEEPERS / self.name) as mine:
             if not mine:
@@ -144,7 +220,7 @@ class Launch(Shown):
         return self.manager.opened.name == "local"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "name": self.name,
             "slice": str(self.config.slice),
@@ -179,22 +255,22 @@ def prepare_launch(
     state: Store | None = None,
     progress: Progress = silent,
 ) -> Launch:
-    """Look at everything that can be wrong with a launch before anybody is asked for a pod.
+    """Check everything that can be wrong with a launch before a pod is requested.
 
     Args:
         job: A job, or the path of a job file.
         on: The slice; by default the job's own.
         provider: local, gcp, gke, gce or ssh; by default as `TpuManager` finds it.
-        spot: Whether to take capacity that may be taken away.
-        name: Of the run; by default the job's, with a few letters that change when the job does.
-        preemption: How often the job saves, and whether it goes on after an eviction.
-        variables: Of the job's processes; by default as the job says.
-        is_checked: Whether `tpukit train` is known to accept the job, so that it is not tried here.
-        state: What is remembered between processes; by default the user's own store.
-        progress: Told what it costs and what to know.
+        spot: Whether to request spot capacity.
+        name: Name of the run; by default the job's name with a hash of the job.
+        preemption: Sets the checkpoint interval, and whether the job continues after an eviction.
+        variables: Environment variables of the job's processes; by default the job's own.
+        is_checked: Whether `tpukit train` is known to accept the job, so that no trial is needed.
+        state: The store that processes share; by default the user's own.
+        progress: Called with the price and with remarks.
 
     Raises:
-        ConfigError: The job, its files or what it asks for are wrong.
+        ConfigError: The job, its files or its request are wrong.
         PodUnavailable: The price cap is below every price, or the provider has no such slice.
     """
     stem = Path(job).stem if isinstance(job, str) else str(job.model)
@@ -203,8 +279,8 @@ def prepare_launch(
     handler = preemption or PreemptionHandler()
     read = handler.apply(read)
     read = read if on is None else read.replace(on=on)
-    said = {} if spot is None else {"launch.spot": spot}
-    read = read.replace(said) if said else read
+    changes = {} if spot is None else {"launch.spot": spot}
+    read = read.replace(changes) if changes else read
     manager = _manager_of(read, provider, state)
     config = manager.complete(PodConfig(tpu_type=str(read.slice)))
     run = name or run_name(stem, read)
@@ -243,14 +319,14 @@ def launch(
     tell: Callable[[SupervisionEvent], None] | None = None,
     progress: Progress = silent,
 ) -> Outcome:
-    """Run a job on a pod, and return how it ended; its pod is given back then.
+    """Run a job on a pod, release the pod, and return how the job ended.
 
-    The arguments are those of `prepare_launch`, and `tell` is called with everything that happens.
+    The arguments are those of `prepare_launch`; `tell` is called with every event.
 
     Raises:
-        ConfigError: The job, its files or what it asks for are wrong.
+        ConfigError: The job, its files or its request are wrong.
         PodUnavailable: The price cap is below every price, or the provider has no such slice.
-        ProviderError: The provider cannot be reached, or refuses who asks.
+        ProviderError: The provider cannot be reached, or rejects the credentials.
     """
     ready = prepare_launch(
         job,
@@ -264,47 +340,47 @@ def launch(
     return ready.run(tell)
 
 
-def read_variables(asked: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a job's processes, with "$NAME" read from this process.
+def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a job's processes, with "$NAME" read from the environment.
 
-    So a token need not stand in a job file.
+    With "$NAME" a job file needs to contain no token.
 
     Raises:
-        ConfigError: A variable that is named is not set here, or a value was left out of a report.
+        ConfigError: A named variable is not set here, or the value is the mark of a hidden value.
     """
-    found: dict[str, str] = {}
-    for name, value in asked.items():
+    values: dict[str, str] = {}
+    for name, value in variables.items():
         if value == HIDDEN:
             raise ConfigError(
-                f"launch.environment.{name} is {HIDDEN}, which stands for a value that was not "
-                f"shown; write {name}: ${name} and set the variable here, or write the value."
+                f"launch.environment.{name} is {HIDDEN}, the mark of a hidden value; write "
+                f"{name}: ${name} and set the variable here, or write the value."
             )
         source = value.removeprefix("$")
         if value.startswith("$") and source not in os.environ:
             raise ConfigError(
-                f"launch.environment.{name} is to be taken from ${source}, which is not set here."
+                f"launch.environment.{name} refers to ${source}, but that variable is not set here."
             )
-        found[name] = os.environ[source] if value.startswith("$") else value
-    return found
+        values[name] = os.environ[source] if value.startswith("$") else value
+    return values
 
 
 def run_name(stem: str, job: Job) -> str:
-    """Return a name for a run that stays the same as long as the job does."""
-    said = json.dumps(job.to_dict(with_variables=True), sort_keys=True, default=str)
-    digest = hashlib.sha256(said.encode()).hexdigest()[:5]
+    """Return a name that changes only when the job does."""
+    text = json.dumps(job.to_dict(with_variables=True), sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:5]
     return f"{as_name(stem)[:_LONGEST_STEM].strip('-')}-{digest}"
 
 
 def already_supervised(name: str) -> ConfigError:
-    """Return the error of a second supervisor of one run."""
+    """Return the error for a second supervisor of one run."""
     return ConfigError(
-        f"Run {name!r} is supervised by another process already; follow it with "
-        f"tpukit pods logs {name}, or choose another name."
+        f"Run {name!r} is already supervised by another process; follow it with tpukit pods logs "
+        f"{name}, or choose another name."
     )
 
 
 def run_folder(store: Store, name: str) -> Path:
-    """Return where the archive and the log of a run are kept."""
+    """Return the folder of a run's archive and log."""
     return store.folder / RUNS / name
 
 
@@ -318,10 +394,10 @@ def _manager_of(job: Job, provider: str | None, state: Store | None) -> TpuManag
 
 
 def _with_paths(job: Job, run: str, *, is_local: bool) -> Job:
-    """Return the job with paths that hold wherever its processes run.
+    """Return the job with paths that are valid wherever its processes run.
 
-    Every attempt must find the checkpoints of the one before it. On this machine processes run in
-    folders of their own that go with the pod, so there paths are absolute.
+    Every attempt must find the checkpoints of the one before. On this machine each pod has folders
+    of its own, so paths become absolute.
     """
     run_dir = job.train.run_dir or f"runs/{run}"
     changes = {"train.run_dir": run_dir}
@@ -335,28 +411,30 @@ def _with_paths(job: Job, run: str, *, is_local: bool) -> Job:
 
 
 def _notes(job: Job, provider: str) -> list[str]:
-    told: list[str] = []
+    notes: list[str] = []
     kept = job.train.checkpoint_dir or job.train.run_dir or ""
     if provider != "local" and "://" not in kept and not kept.startswith("/"):
-        told.append(
+        notes.append(
             f"checkpoints go to {kept} on each host's own disk, and are lost with the pod. Set "
             "train.checkpoint_dir to a bucket (gs://…), or train.run_dir to the absolute path of a "
             "disk that all hosts and the next pod mount."
         )
     if not job.train.checkpoint_every:
-        told.append("train.checkpoint_every is 0: after an interruption the job begins anew.")
-    return told
+        notes.append(
+            "train.checkpoint_every is 0: after an interruption the job starts from the beginning."
+        )
+    return notes
 
 
 def _history(run: str, store: Store) -> list[str]:
-    """Say what became of the run so far."""
+    """Return a line on the run's earlier attempts, if there are any."""
     attempts = store.attempts(run)
     ending = attempts[-1].ending if attempts else None
     if not attempts:
         return []
     if ending is not None and ending.cause is Cause.DONE:
-        return [f"{run} is finished already; another name runs it anew (--name)."]
-    return [f"{run} goes on from attempt {attempts[-1].number}, step {attempts[-1].last_step}."]
+        return [f"{run} is already finished; use another name to run it again (--name)."]
+    return [f"{run} continues from attempt {attempts[-1].number}, step {attempts[-1].last_step}."]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""`python -m tpukit.pods.launching.runner`: the process that supervises one run.
+"""`python -m tpukit.pods.launching.runner`: the supervisor process of one run.
 
-It reads its request from standard input, so that nothing of it stands in a list of processes, and
-outlives the terminal it was started from. SIGTERM lets the job save and end.
+It reads its request from standard input, so that process lists show nothing of it. It outlives the
+terminal that started it. SIGTERM lets the job save and end.
 """
 
 import json
@@ -12,13 +12,12 @@ import threading
 from typing import Any
 
 from ...errors import TPUError
+from ...exit_codes import ExitCode
 from ...job.job import Job
-from ...runtime.exit_codes import ExitCode
 from ..store import Store
 from ..store.locks import holding
 from .launch import LOCK, already_supervised, prepare_launch, run_folder
-from .result import code_of
-from .run_log import RunLog, RunLogEntry
+from .run_log import RunLog, RunLogEntry, code_of
 
 
 def main() -> None:
@@ -38,11 +37,11 @@ def main() -> None:
         try:
             log.write(_supervise(request, store, log, stopping))
         except TPUError as error:
-            said = {"kind": type(error).__name__, "code": code_of(error)}
-            log.write(RunLogEntry("error", str(error), data=said))
+            data = {"kind": type(error).__name__, "code": code_of(error)}
+            log.write(RunLogEntry("error", str(error), data=data))
         except Exception as error:
-            said = f"unexpected {type(error).__name__}: {error}"
-            log.write(RunLogEntry("error", said, data={"code": int(ExitCode.FAILED)}))
+            data = f"unexpected {type(error).__name__}: {error}"
+            log.write(RunLogEntry("error", data, data={"code": int(ExitCode.FAILED)}))
             raise
         finally:
             log.close()
@@ -51,7 +50,7 @@ def main() -> None:
 def _supervise(
     request: dict[str, Any], store: Store, log: RunLog, stopping: threading.Event
 ) -> RunLogEntry:
-    """Supervise to the end, and return the last entry of the log."""
+    """Supervise the run until it ends, and return the last log entry."""
     ready = prepare_launch(
         Job.from_dict(request["job"]),
         provider=request["provider"],

@@ -1,7 +1,7 @@
-"""What `tpukit train` would refuse on the hosts, found on this machine before a pod is asked for.
+"""Find out on this machine whether `tpukit train` would refuse the job on the hosts.
 
-The very command of the hosts runs here once with `--dry-run`, in a folder with what is shipped and
-on as many CPU devices as the slice has chips.
+The hosts' own command runs here once with `--dry-run`, in a folder with the shipped files, on as
+many CPU devices as the slice has chips.
 """
 
 import shutil
@@ -21,9 +21,9 @@ from ...runtime.toolchains.running import run_followed
 from .bundle import JOB_FILE, Bundle
 
 MOST_DEVICES = 1024
-"""More virtual devices take long to make; the mesh of a larger slice is scaled down to these."""
+"""Largest number of virtual devices; the mesh of a larger slice is scaled down to it."""
 _STAND_IN = "tokens-of-the-hosts.npy"
-_LONGEST = 8192  # tokens in an example, where the job leaves that to the model
+_LONGEST = 8192  # tokens per example if the job does not set them
 
 
 def refuse_untrainable(
@@ -34,25 +34,27 @@ def refuse_untrainable(
     is_local: bool,
     progress: Progress,
 ) -> list[str]:
-    """Run the command of the hosts up to its first step.
+    """Run the hosts' command up to its first step.
 
     Args:
-        job: As it is shipped.
-        bundle: The files that hosts get.
-        variables: Of the job's processes.
-        is_local: Whether the hosts are on this machine, and have its files and packages.
-        progress: Told that this is under way.
+        job: The job as it is shipped.
+        bundle: Files for each host.
+        variables: Environment variables of the job's processes.
+        is_local: Whether the hosts are on this machine, with its files and packages.
+        progress: Called when the trial starts.
 
     Returns:
-        What could not be checked here, for the user to know.
+        What could not be checked here.
 
     Raises:
-        ConfigError: `tpukit train` refuses the job; the message is its own.
+        ConfigError: `tpukit train` refuses the job; the message is the command's.
     """
     elsewhere = {} if is_local else _data_elsewhere(job)
     if elsewhere and is_own_model(str(job.model)):
         (key, where), *_ = elsewhere.items()
-        return [f"{key} is {where}, which only the hosts see: model and data are checked there."]
+        return [
+            f"{key} is {where}, which only the hosts can read, so model and data are checked there."
+        ]
     progress("checking model and data as tpukit train does")
     with temporary_folder("tpukit-trial-") as folder:
         _unpack(bundle, folder)
@@ -63,18 +65,18 @@ def refuse_untrainable(
         ended = run_followed(command, environment=_environment(job, variables), folder=folder)
         if ended.code == 0:
             return []
-        said = [
+        lines = [
             line for line in ended.errors.replace(f"{folder}/", "").splitlines() if line.strip()
         ]
-    told = [line for line in said if line.startswith("error: ")] or said[-1:]
-    why = told[-1].removeprefix("error: ") if told else f"it exits with {ended.code}"
+    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+    why = errors[-1].removeprefix("error: ") if errors else f"it exits with {ended.code}"
     if "No module named" in why and not is_local:
         return [f"Model and data could not be checked here: {why}"]
-    raise ConfigError(f"tpukit train would refuse this job, so no pod is asked for: {why}")
+    raise ConfigError(f"tpukit train would refuse this job, so no pod was requested: {why}")
 
 
 def _data_elsewhere(job: Job) -> dict[str, str]:
-    """Return the keys of data that hosts find in places of their own."""
+    """Return the keys of data that only the hosts can read."""
     named = {"train.data": job.train.data, "train.eval_data": job.train.eval_data}
     return {
         key: text
@@ -89,14 +91,14 @@ def _unpack(bundle: Bundle, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
-        elif content.suffix == ".py":  # Python follows links, and would find what is not shipped
+        elif content.suffix == ".py":  # Python would find unshipped files through links
             shutil.copyfile(content, path)
         else:
             path.symlink_to(content.resolve())
 
 
 def _write_stand_in(job: Job, path: Path) -> None:
-    """Write two batches of tokens as a sparse file, which takes no room."""
+    """Write two batches of tokens as a sparse file, which takes no space."""
     examples = job.batch_size or job.slice.devices * job.microbatches
     tokens = 2 * examples * ((job.sequence_length or _LONGEST) + 1)
     np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(tokens,))

@@ -8,9 +8,9 @@ from .lint import lint as lint
 from .lint import lint_files as lint_files
 from .manifest import Manifest as Manifest
 from .manifest import build_manifest as build_manifest
-from .pools import NodePool as NodePool
-from .pools import read_pools as read_pools
-from .queue import queue_documents as queue_documents
+from .manifest import queue_documents as queue_documents
+from .reading import NodePool as NodePool
+from .reading import read_pools as read_pools
 
 __all__ = [
     "Document",

@@ -1,7 +1,7 @@
-"""Kubernetes documents as YAML that every reader understands alike."""
+"""Kubernetes documents as YAML that every parser reads in the same way."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,15 +11,16 @@ from ...errors import ConfigError
 from ...plain_data import MOST_YAML_BYTES, parse_yaml, read_limited
 
 Document = dict[str, Any]
+Fields = Mapping[str, Any]  # a document, or a part of one, that is only read
 
-# Text that no version of YAML takes for anything but text; all other text is quoted. kubectl reads
-# YAML 1.1, where y, no and 1e3 are not text.
+# Text that every YAML version reads as text; all other text is quoted. kubectl reads YAML 1.1,
+# where y, no and 1e3 are not text.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]+")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 
 
 class _QuotingDumper(yaml.SafeDumper):
-    """Writes text in quotes wherever it could be read as something else."""
+    """Quotes text that could be read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -36,32 +37,32 @@ _QuotingDumper.add_representer(str, _text)
 
 
 def to_yaml(documents: Iterable[Document]) -> str:
-    """Return documents as `kubectl apply -f` takes them."""
+    """Return documents as YAML for `kubectl apply -f`."""
     return yaml.dump_all(
         documents, Dumper=_QuotingDumper, sort_keys=False, allow_unicode=False, width=10_000
     )
 
 
 def read_yaml(text: str, *, name: str) -> list[Document]:
-    """Return the documents of a file; lists of objects are taken apart.
+    """Return the documents of a file, with lists of objects flattened.
 
     Raises:
-        ConfigError: It is not YAML, or holds something else than objects.
+        ConfigError: The text is not YAML, or has documents that are not objects.
     """
     try:
-        found = parse_yaml(text)
+        contents = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{name} is not valid YAML: {error}.") from None
     documents: list[Document] = []
-    for number, one in enumerate(found, start=1):
-        if one is None:
+    for number, content in enumerate(contents, start=1):
+        if content is None:
             continue
-        if not isinstance(one, dict):
+        if not isinstance(content, dict):
             raise ConfigError(
-                f"{name}: document {number} is a {type(one).__name__}; every document of a "
+                f"{name}: document {number} is a {type(content).__name__}; every document of a "
                 "manifest is an object with apiVersion, kind and metadata."
             )
-        document = cast("Document", one)
+        document = cast("Document", content)
         items: Any = document.get("items")
         if str(document.get("kind")).endswith("List") and isinstance(items, list):
             parts = cast("list[Any]", items)
@@ -75,12 +76,12 @@ def read_files(*paths: Path) -> list[Document]:
     """Return the documents of all files, and of the YAML and JSON files in folders.
 
     Raises:
-        ConfigError: A file cannot be read, or is no manifest.
+        ConfigError: A file cannot be read, or is not a manifest.
     """
     documents: list[Document] = []
     for path in paths:
         files = (
-            sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml", ".json"))
+            sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
             if path.is_dir()
             else [path]
         )

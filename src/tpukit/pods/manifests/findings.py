@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, as a report that prints itself."""
+"""Findings about manifests, and the report that shows them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ _MARKS = {
 _ORDER = ("error", "warning", "info", "ok")
 
 
-def found(
+def finding(
     id_: str, severity: Severity, where: object, seen: str, fix: str | None = None
 ) -> DoctorFinding:
     """Return a finding about one place in a manifest."""
@@ -25,43 +25,43 @@ def found(
 
 @dataclass(frozen=True)
 class LintReport(Shown):
-    """What checks of manifests found, the worst first."""
+    """Findings about manifests, the worst first."""
 
     findings: tuple[DoctorFinding, ...]
 
     @classmethod
     def of(cls, findings: Sequence[DoctorFinding]) -> "LintReport":
-        """Return findings in order of weight; each once."""
+        """Make a report of findings without duplicates, the worst first."""
         once = dict.fromkeys(findings)
-        return cls(tuple(sorted(once, key=lambda one: _ORDER.index(one.severity))))
+        return cls(tuple(sorted(once, key=lambda finding: _ORDER.index(finding.severity))))
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing stands in the way."""
+        """Whether there are no errors."""
         return not self.errors
 
     @property
     def errors(self) -> tuple[DoctorFinding, ...]:
-        """What would be refused, or never run."""
-        return tuple(one for one in self.findings if one.severity == "error")
+        """Findings for which a job would be refused or never run."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def __iter__(self) -> Iterator[DoctorFinding]:
         return iter(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"ok": self.is_ok, "findings": [asdict(one) for one in self.findings]}
+        """Return plain data."""
+        return {"ok": self.is_ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def __rich__(self) -> Any:
         from rich.text import Text
 
         if not self.findings:
-            return Text.assemble(_MARKS["ok"], " nothing to object to")
+            return Text.assemble(_MARKS["ok"], " no findings")
         return Text("\n").join(
             Text.assemble(
-                _MARKS[one.severity],
-                f" {one.seen}" + (f"\n  → {one.fix}" if one.fix else ""),
-                (f" ({one.id})", "dim"),
+                _MARKS[finding.severity],
+                f" {finding.seen}" + (f"\n  → {finding.fix}" if finding.fix else ""),
+                (f" ({finding.id})", "dim"),
             )
-            for one in self.findings
+            for finding in self.findings
         )

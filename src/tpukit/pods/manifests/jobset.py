@@ -1,9 +1,10 @@
-"""A JobSet that runs one process on every host of a pod's slices, and restarts them together."""
+"""A JobSet that runs one process on every host of a pod's slices, and restarts all together."""
 
 import json
 from dataclasses import dataclass
 
 from ...errors import ConfigError
+from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...job.sections import LaunchSettings
 from ...records.reporting import VARIABLE as PROGRESS
@@ -13,15 +14,96 @@ from ..pod import Tier, check_name
 from ..providers.protocol import Command
 from . import names
 from .documents import Document
-from .entrypoint import IDLE, PROGRAM
-from .restarts import failure_policy, pod_failure_policy
+
+RESTARTED_FREE = (
+    int(ExitCode.ABORTED),
+    int(ExitCode.TERMINATED),
+    int(ExitCode.HUNG),
+    int(ExitCode.PEER_LOST),
+)
+PERMANENT = (int(ExitCode.BAD_INPUT), int(ExitCode.DIVERGED), int(ExitCode.OUT_OF_MEMORY))
+
+FREE_RULE, PERMANENT_RULE = "disruption", "permanent"
+
+
+def failure_policy(max_restarts: int) -> Document:
+    """Return the JobSet's reaction to a failed Job; the first rule that matches applies."""
+    codes = "|".join(str(code) for code in RESTARTED_FREE)
+    return {
+        "maxRestarts": max_restarts,
+        # New processes start only after all old ones are gone.
+        "restartStrategy": "BlockingRecreate",
+        "rules": [
+            {
+                "name": FREE_RULE,
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "onJobFailureMessagePatterns": [
+                    "condition DisruptionTarget",
+                    f"exit code ({codes}) ",
+                ],
+            },
+            {
+                "name": PERMANENT_RULE,
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            },
+        ],
+    }
+
+
+def pod_failure_policy(container: str) -> Document:
+    """Return the rules that fail a Job with a reason which the JobSet's rules can match."""
+    codes = sorted((*RESTARTED_FREE, *PERMANENT))
+    return {
+        "rules": [
+            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            {
+                "action": "FailJob",
+                "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
+            },
+        ]
+    }
+
+
+# Later attempts use other ports, because an earlier process may still have its own. The first is
+# `runtime.multihost.DEFAULT_PORT`.
+PROGRAM = """\
+import json, os, signal, subprocess, sys, tarfile, tempfile
+env, told, running = os.environ, [], []
+def forward(number, frame):
+    told.append(number)
+    for process in running:
+        process.send_signal(number)
+signal.signal(signal.SIGTERM, forward)
+attempt = int(env.get("TPUKIT_ATTEMPT") or 0)
+first = int(env.get("TPUKIT_SLICE_ID") or 0) * int(env["TPUKIT_HOSTS_PER_SLICE"])
+env["TPUKIT_HOST_ID"] = str(first + int(env.get("JOB_COMPLETION_INDEX") or 0))
+env["TPUKIT_COORDINATOR"] = env["TPUKIT_COORDINATOR_HOST"] + ":" + str(8482 + attempt % 16)
+if env.get("TPUKIT_BUNDLE"):
+    os.chdir(tempfile.mkdtemp(prefix="tpukit-"))
+    with tarfile.open(env["TPUKIT_BUNDLE"]) as files:
+        files.extractall(filter="data")
+for step in json.loads(env.get("TPUKIT_SETUP") or "[]"):
+    subprocess.run(step, check=True)
+if told:
+    sys.exit(143)
+running.append(subprocess.Popen(sys.argv[1:]))
+if told:
+    running[0].send_signal(signal.SIGTERM)
+status = running[0].wait()
+sys.exit(143 if told and status == 0 else status if status >= 0 else 128 - status)
+"""
+
+IDLE = ("sleep", "infinity")
+
 
 CONTAINER = "train"
 REPLICATED_JOB = "slice"
 BUNDLE_FOLDER = "/etc/tpukit"
 BUNDLE_FILE = "bundle.tar.gz"
 
-# A spot node leaves its pods 15 s of its 30; asking for more has no effect.
+# A spot node leaves its Pods 15 s of its 30 s; a longer grace period has no effect.
 SPOT_GRACE_S = 15
 GRACE_S = 120
 LONGEST_FLEX_START_S = 7 * 24 * 3600
@@ -30,13 +112,13 @@ METRICS_PORT = 8431
 
 @dataclass(frozen=True, kw_only=True)
 class JobSetSource:
-    """Everything that a JobSet is made from.
+    """The inputs of a JobSet.
 
     Attributes:
-        name: Of the pod, and of everything in the cluster that belongs to it.
-        command: What every host runs; None: nothing, until the pod is deleted.
-        secret: Name of the Secret that holds the variables `secret_keys`.
-        bundle: Name of the ConfigMap that holds the job's files.
+        name: Name of the pod, and prefix of all its objects in the cluster.
+        command: The command for every host; None runs nothing until the pod is deleted.
+        secret: Name of the Secret with the variables `secret_keys`.
+        bundle: Name of the ConfigMap with the job's files.
     """
 
     name: str
@@ -49,7 +131,7 @@ class JobSetSource:
 
     @property
     def slice(self) -> Slice:
-        """What is asked for."""
+        """The requested slice."""
         return self.config.slice
 
 
@@ -57,7 +139,7 @@ def jobset(work: JobSetSource) -> Document:
     """Return the JobSet of a pod.
 
     Raises:
-        ConfigError: Something is missing, or GKE does not offer it.
+        ConfigError: A setting is missing, or GKE does not offer the slice.
     """
     hosts = work.slice.hosts // work.slice.num_slices
     return {
@@ -96,24 +178,24 @@ def jobset(work: JobSetSource) -> Document:
 
 
 def hostname_of(name: str, slice_index: int, worker_id: int) -> str:
-    """Return the hostname that JobSet gives a host; its Pod's name has a random ending more."""
+    """Return a host's hostname in the JobSet. The Pod's name adds a random suffix."""
     return f"{name}-{REPLICATED_JOB}-{slice_index}-{worker_id}"
 
 
 def owner_labels(config: PodConfig) -> dict[str, str]:
-    """Return the labels of a pod as everything in the cluster carries them."""
+    """Return a pod's labels for all its objects in the cluster."""
     return {f"{names.OURS}{key}": value for key, value in config.labels.items()}
 
 
 def priority_class_of(config: PodConfig, launch: LaunchSettings) -> str | None:
-    """Return the name of a pod's WorkloadPriorityClass; None: the queue's default."""
+    """Return the pod's WorkloadPriorityClass; None for the queue's default."""
     if launch.priority_class:
         return launch.priority_class
     return f"tpukit-priority-{config.priority}" if config.priority else None
 
 
 def selector_of(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
-    """Return the labels that a node must have.
+    """Return the labels that nodes must have.
 
     Raises:
         ConfigError: GKE does not offer the slice, or not on these terms.
@@ -121,12 +203,12 @@ def selector_of(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
     where = config.slice
     if where.gke_accelerator is None:
         raise ConfigError(
-            f"GKE offers no {where.chip.title}; take v4 or later, or provider: gcp for {where}."
+            f"GKE offers no {where.chip.title}; use v4 or later, or provider: gcp for {where}."
         )
     if where.num_slices > 1 and where.hosts == where.num_slices:
         raise ConfigError(
-            f"{where} is {where.num_slices} slices of one host each, and GKE joins only slices of "
-            "several hosts; take one larger slice, or larger slices."
+            f"{where} is {where.num_slices} slices of one host each, but GKE joins only slices of "
+            "several hosts; use one larger slice, or larger slices."
         )
     wanted = {names.ACCELERATOR: where.gke_accelerator, names.TOPOLOGY: where.gke_topology}
     if config.zones:
@@ -135,21 +217,21 @@ def selector_of(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
         wanted[names.SPOT] = "true"
     if config.tier is Tier.RESERVED:
         if config.reservation is None:
-            raise ConfigError("On GKE a reservation is found by its name; set launch.reservation.")
+            raise ConfigError("GKE needs the reservation's name; set launch.reservation.")
         wanted[names.RESERVATION] = config.reservation
     if launch.flex_start:
         if config.tier is not Tier.ON_DEMAND:
             raise ConfigError(
-                f"launch: says flex_start and {config.tier.value}; a pod is one or the other."
+                f"launch: sets both flex_start and {config.tier.value}; set only one of them."
             )
         wanted[names.FLEX_START] = "true"
     return wanted
 
 
 def literal(text: str) -> str:
-    """Return text for an argument or a variable in which Kubernetes replaces nothing.
+    """Return text with `$` escaped, for an argument or variable in a manifest.
 
-    It replaces `$(NAME)`, and `$$` by `$`.
+    Kubernetes replaces `$(NAME)`, and `$$` by `$`.
     """
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
@@ -162,24 +244,24 @@ def _queue_labels(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
 
 
 def _annotations(work: JobSetSource) -> dict[str, str]:
-    said = {
+    variables = {
         names.EXCLUSIVE: names.NODE_POOL,
         names.SLICE: str(work.slice),
         names.TIER: work.config.tier.value,
     }
     if work.config.zones:
-        said[names.ZONE_ASKED] = work.config.zones[0]
+        variables[names.ZONE_ASKED] = work.config.zones[0]
     if work.launch.flex_start and work.launch.queue:
-        said[names.MAX_RUN] = str(LONGEST_FLEX_START_S)
-    return said
+        variables[names.MAX_RUN] = str(LONGEST_FLEX_START_S)
+    return variables
 
 
 def _pod_spec(work: JobSetSource) -> Document:
     launch, config = work.launch, work.config
     if launch.image is None:
         raise ConfigError(
-            "On GKE a job runs in a container: set launch.image to one that holds Python, jax and "
-            "what the job imports, by its digest or a fixed tag."
+            "On GKE a job runs in a container: set launch.image to an image with Python, jax and "
+            "the job's imports, by digest or fixed tag."
         )
     selector = selector_of(config, launch)
     tainted = (names.CHIPS, *(key for key in (names.SPOT, names.FLEX_START) if key in selector))
@@ -212,9 +294,9 @@ def _pod_spec(work: JobSetSource) -> Document:
 
 
 def _rank(work: JobSetSource) -> list[Document]:
-    """Say which process of the job this is, anew for each attempt.
+    """Return variables that identify the process, for each attempt.
 
-    Everything is stated: what GKE would inject may be stale after a slice was replaced.
+    All are set explicitly, because GKE's injected values may be outdated after a slice is replaced.
     """
     slices = work.slice.num_slices
     first_host = f"{hostname_of(work.name, 0, 0)}.{work.name}"

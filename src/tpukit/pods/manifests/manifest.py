@@ -1,4 +1,4 @@
-"""Everything that a pod needs in a cluster, as documents that `kubectl apply -f` takes."""
+"""All documents that a pod needs in a cluster, ready for `kubectl apply -f`."""
 
 import base64
 import gzip
@@ -13,22 +13,90 @@ from ...runtime.files import write_text
 from ...shown import Shown
 from ..config import PodConfig
 from ..providers.protocol import Command
+from . import names
 from .documents import Document, to_yaml
-from .jobset import BUNDLE_FILE, JobSetSource, jobset, owner_labels
-from .queue import priority_document
+from .jobset import BUNDLE_FILE, JobSetSource, jobset, owner_labels, priority_class_of, selector_of
 
-# Kubernetes refuses a ConfigMap of more than 1 MiB; what is in it is base64.
+
+def queue_documents(
+    config: PodConfig, launch: LaunchSettings, *, chips: int | None = None
+) -> list[Document]:
+    """Return a ResourceFlavor, a ClusterQueue and the LocalQueue that `launch.queue` names.
+
+    A cluster without a queue needs them once; its administrator applies them.
+
+    Args:
+        config: The request, whose slice sets the flavor's node labels.
+        launch: Has the names of the queue and its namespace.
+        chips: The quota; by default the chips of the pod.
+    """
+    queue = launch.queue or "tpu"
+    labels = selector_of(config, launch)
+    flavor = "-".join(
+        (queue, labels[names.ACCELERATOR], labels[names.TOPOLOGY], *_terms(labels))
+    ).lower()
+    quota = config.slice.chips if chips is None else chips
+    return [
+        _kueue("ResourceFlavor", flavor, spec={"nodeLabels": labels}),
+        _kueue(
+            "ClusterQueue",
+            queue,
+            spec={
+                "namespaceSelector": {},
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+                "resourceGroups": [
+                    {
+                        "coveredResources": [names.CHIPS],
+                        "flavors": [
+                            {
+                                "name": flavor,
+                                "resources": [{"name": names.CHIPS, "nominalQuota": quota}],
+                            }
+                        ],
+                    }
+                ],
+            },
+        ),
+        _kueue("LocalQueue", queue, namespace=launch.namespace, spec={"clusterQueue": queue}),
+    ]
+
+
+def priority_document(config: PodConfig, launch: LaunchSettings) -> Document | None:
+    """Return the WorkloadPriorityClass of a pod's own priority, or None if it has none.
+
+    A class named by `launch.priority_class` belongs to the cluster and is not created.
+    """
+    name = priority_class_of(config, launch)
+    if name is None or launch.priority_class or not launch.queue:
+        return None
+    return _kueue("WorkloadPriorityClass", name) | {"value": config.priority}
+
+
+def _terms(labels: dict[str, str]) -> list[str]:
+    short = {names.SPOT: "spot", names.FLEX_START: "flex", names.RESERVATION: "reserved"}
+    return [word for key, word in short.items() if key in labels]
+
+
+def _kueue(
+    kind: str, name: str, *, namespace: str | None = None, spec: Document | None = None
+) -> Document:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    document: Document = {"apiVersion": names.KUEUE_API, "kind": kind, "metadata": metadata}
+    return document | ({"spec": spec} if spec is not None else {})
+
+
+# Kubernetes limits a ConfigMap to 1 MiB, in which the bundle is base64.
 LARGEST_CONFIG_MAP_BYTES = 1 << 20
 LARGEST_BUNDLE_BYTES = LARGEST_CONFIG_MAP_BYTES * 3 // 4 - 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Shown):
-    """The documents of one pod. Secret values are beside them, never in them.
+    """The documents of one pod, without secret values.
 
     Attributes:
-        documents: In the order in which they are to be made; the JobSet is the last.
-        secret: Variables whose values only the cluster's Secret `secret_name` may hold.
+        documents: Documents in the order in which to create them; the JobSet is last.
+        secret: Variables whose values only the cluster's Secret `secret_name` may contain.
     """
 
     documents: tuple[Document, ...]
@@ -47,7 +115,7 @@ class Manifest(Shown):
 
     @property
     def secret_document(self) -> Document | None:
-        """The Secret, for the API only; None where nothing is secret."""
+        """The Secret, only for the API; None if there are no secret variables."""
         if self.secret_name is None:
             return None
         return {
@@ -63,7 +131,7 @@ class Manifest(Shown):
         }
 
     def to_yaml(self) -> str:
-        """The documents as one file, without the secret values."""
+        """Return the documents as one YAML file, without secret values."""
         text = to_yaml(self.documents)
         if self.secret_name is None:
             return text
@@ -76,31 +144,33 @@ class Manifest(Shown):
         )
 
     def write(self, folder: Path) -> Path:
-        """Write the documents to `NAME.yaml` in a folder; return the file."""
+        """Write the documents to `NAME.yaml` in a folder; return the path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.yaml"
         write_text(path, self.to_yaml())
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without the secret values."""
+        """Return plain data, without secret values."""
         return {"documents": list(self.documents), "secret": sorted(self.secret)}
 
     def __rich__(self) -> str:
-        kinds = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in self.documents)
+        kinds = ", ".join(
+            f"{document['kind']} {document['metadata']['name']}" for document in self.documents
+        )
         return f"{kinds} (needs Secret {self.secret_name})" if self.secret_name else kinds
 
 
 def build_manifest(
     name: str, config: PodConfig, launch: LaunchSettings, command: Command | None = None
 ) -> Manifest:
-    """Return the documents of a pod that runs a command on each of its hosts.
+    """Return the documents of a pod that runs a command on each host.
 
-    Variables of the job (`launch.environment`) may be secret, so they travel in a Secret. The
-    command's files travel in a ConfigMap.
+    The job's variables (`launch.environment`) may be secret, so they go into a Secret. The
+    command's files go into a ConfigMap.
 
     Raises:
-        ConfigError: Something is missing, does not fit, or GKE does not offer it.
+        ConfigError: A setting is missing or too large, or GKE does not offer the slice.
     """
     secret = {**launch.environment, **(command.environment if command else {})}
     for key in secret:
@@ -118,7 +188,7 @@ def build_manifest(
     last = jobset(work)
     first = (priority_document(config, launch), files)
     return Manifest(
-        documents=(*(one for one in first if one is not None), last),
+        documents=(*(document for document in first if document is not None), last),
         secret_name=work.secret,
         secret=secret,
     )
@@ -134,8 +204,8 @@ def _bundle(
         packed = gzip.compress(packed, mtime=0)
     if len(packed) > LARGEST_BUNDLE_BYTES:
         raise ConfigError(
-            f"The files of the job are {len(packed):,} bytes compressed, and a ConfigMap holds "
-            f"{LARGEST_BUNDLE_BYTES:,}; put them into launch.image or a bucket, or shorten "
+            f"The files of the job are {len(packed):,} bytes compressed, but a ConfigMap holds at "
+            f"most {LARGEST_BUNDLE_BYTES:,}; put them into launch.image or a bucket, or shorten "
             "launch.include."
         )
     return {
@@ -153,6 +223,6 @@ def _bundle(
 def _check_variable(key: str) -> None:
     if not key.isascii() or not key.replace("_", "a").isidentifier():
         raise ConfigError(
-            f"{key!r} cannot name a variable in a container: letters, digits and '_', not "
-            "beginning with a digit."
+            f"{key!r} cannot name a variable in a container; expected letters, digits and '_', "
+            "not beginning with a digit."
         )

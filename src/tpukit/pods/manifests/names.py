@@ -3,23 +3,22 @@
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 
-# Of a node on GKE, and so of a selector.
+# Labels of GKE nodes, used as selectors.
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 NODE_POOL = "cloud.google.com/gke-nodepool"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
-QUEUED = "cloud.google.com/gke-queued"
 RESERVATION = "cloud.google.com/reservation-name"
 ZONE = "topology.kubernetes.io/zone"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 IMPENDING_TERMINATION = "cloud.google.com/impending-node-termination"
 MAINTENANCE = "cloud.google.com/active-node-maintenance"
 
-# Chips as Kubernetes counts them: also the taint of every node that has some.
+# The resource name of chips, and the taint of every TPU node.
 CHIPS = "google.com/tpu"
 
-# Super-slicing: a slice that Kueue's slice controller joins from whole cubes.
+# Super-slicing: Kueue's slice controller joins a slice from whole cubes.
 SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"
 SUPER_SLICE = "cloud.google.com/gke-tpu-slice"
 CUBE = "cloud.google.com/gke-tpu-partition-4x4x4-id"
@@ -40,11 +39,11 @@ MAX_RUN = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 SLICE_REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-slice-required-topology"
 SLICE_SIZE = "kueue.x-k8s.io/podset-slice-size"
 
-# Ours, on everything we make: labels `tpukit.dev/owner`, `/job`, `/attempt`, and what was asked.
+# tpukit's own labels on every object: owner, job and attempt, and the request.
 OURS = "tpukit.dev/"
 SLICE = "tpukit.dev/slice"
 TIER = "tpukit.dev/tier"
 ZONE_ASKED = "tpukit.dev/zone"
 
 LONGEST_NAME = 63
-RANDOM_SUFFIX = "-abcde"  # what a Pod's name has after its hostname
+RANDOM_SUFFIX = "-abcde"  # a Pod's name is its hostname with such a suffix

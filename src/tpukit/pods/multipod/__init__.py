@@ -1,1 +1,1 @@
-"""Several pods that train one model: meshes over them, sums between them, pods that get lost."""
+"""One model trained on several pods: meshes over pods, sums between pods, and lost pods."""

@@ -1,4 +1,4 @@
-"""`MultiPodManager`: several pods for one model, said step by step."""
+"""`MultiPodManager`: set up several pods that train one model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +12,14 @@ from ...errors import ConfigError
 from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
 from ..config import PodConfig
-from .member import MeshMember, PodKeeper, Watch, watch_pods
-from .mesh import devices_by_pod
-from .settings import LEARNING_RATE, ExchangeSettings
-from .strategy import AllReduceStrategy, PodTopology
-from .training import MultiPod
+from .mesh import MeshMember, PodKeeper, Watch, devices_by_pod, watch_pods
+from .sums import AllReduceStrategy, PodTopology
+from .training import LEARNING_RATE, ExchangeSettings, MultiPod
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiPodManager:
-    """Brings pods together, in keywords or step by step.
+    """Connects several pods; set up with keyword arguments or step by step.
 
     ```python
     pods = (
@@ -35,16 +33,16 @@ class MultiPodManager:
     result = pods.step_synchronized(gradients).with_timeout(300)
     ```
 
-    Without a manager, the devices that this job has are divided among the pods: slices of the
-    job on TPU, otherwise its processes, or the devices of a single process.
+    Without a manager, the job's own devices are divided among the pods: by slice on TPU, elsewhere
+    by process, or by device in a single process.
 
     Attributes:
-        topology: How pods are linked.
+        topology: Pattern in which pods exchange data.
         strategy: How gradients are added up.
-        pods: What is asked for, one for each pod.
-        optimizer: Takes the step with the mean gradient; Adam at 0.001 by default.
-        manager: Asks for the pods, and knows which are lost.
-        watch: Instead of a manager: which pods are lost, by name, each with why.
+        pods: One request per pod.
+        optimizer: Applies the mean gradient; by default Adam with rate 0.001.
+        manager: Allocates the pods, and reports lost ones.
+        watch: Reports lost pods if there is no manager: returns their names with reasons.
     """
 
     topology: PodTopology = PodTopology.MESH
@@ -61,69 +59,71 @@ class MultiPodManager:
     devices: tuple[Device, ...] | None = None
 
     def with_topology(self, topology: PodTopology | str) -> Self:
-        """Link pods like this."""
+        """Set the pattern in which pods exchange data."""
         return replace(self, topology=PodTopology(topology))
 
     def with_allreduce_strategy(self, strategy: AllReduceStrategy | str) -> Self:
-        """Add up gradients like this."""
+        """Set how gradients are added up."""
         return replace(self, strategy=AllReduceStrategy(strategy))
 
     def with_pods(self, pods: Sequence[PodConfig]) -> Self:
-        """Use these pods, each in its own zone."""
+        """Set the requests, one per pod, each with its zone."""
         return replace(self, pods=tuple(pods))
 
     def with_optimizer(self, optimizer: optax.GradientTransformation) -> Self:
-        """Take steps with this optimizer."""
+        """Set the optimizer."""
         return replace(self, optimizer=optimizer)
 
     def with_compression(self, compress: bool = True) -> Self:
-        """Round sums between pods to eight bits, with error feedback."""
+        """Round sums between pods to int8, with error feedback."""
         return replace(self, compress=compress)
 
     def with_local_steps(
         self, every: int, *, outer: optax.GradientTransformation | None = None
     ) -> Self:
-        """Let pods train alone and meet after so many steps (DiLoCo).
+        """Let pods train separately, and average them after this many steps (DiLoCo).
 
         Args:
-            every: Steps between two meetings.
-            outer: Takes the step of a meeting, with the mean of how far pods have moved as its
-                gradient: `optax.sgd(1.0)` takes the mean itself. By default Nesterov's momentum
-                as in the paper, which is made for runs of many meetings.
+            every: Steps between two averages.
+            outer: Optimizer that applies the pods' mean movement as a gradient; `optax.sgd(1.0)`
+                takes the mean itself. By default the paper's Nesterov momentum, which suits runs
+                with many averages.
         """
         every = COUNT.check_whole("local_steps", every)
         strategy = AllReduceStrategy.LOCAL_STEPS
         return replace(self, strategy=strategy, local_steps=every, outer=outer)
 
     def with_checkpoints(self, folder: str | Path, *, every: int = 1) -> Self:
-        """Keep the last common step in a folder, for a job that starts again with fewer pods."""
+        """Save the shared state in a folder, for a job that restarts with fewer pods."""
         every = COUNT.check_whole("every", every)
         return replace(self, checkpoint_dir=folder, save_every=every)
 
     def with_manager(self, manager: PodKeeper) -> Self:
-        """Ask for the pods through this one, and drop those that it says are lost."""
+        """Allocate the pods with this manager, and drop the pods it reports as lost."""
         return replace(self, manager=manager)
 
     def with_watch(self, watch: Watch) -> Self:
-        """Drop pods that this says are lost."""
+        """Drop the pods that this function reports as lost."""
         return replace(self, watch=watch)
 
     @either_way
     def build(self) -> MultiPod:
-        """Get the pods, and bring their devices together.
+        """Allocate the pods, and build the mesh over their devices.
 
         Raises:
-            ConfigError: No pods were named, they differ in size, or settings exclude each other.
-            MeshError: The devices of this job do not divide into as many pods.
-            PodUnavailable: A pod cannot be had; those that were given are given back.
+            ConfigError: There are no pods, their sizes differ, or settings contradict each other.
+            MeshError: The job's devices cannot be divided into that many pods.
+            PodUnavailable: A pod cannot be allocated; the pods allocated so far are released.
         """
         if not self.pods:
-            raise ConfigError("Say which pods: with_pods([config.in_zone('us-central1-a'), …]).")
+            raise ConfigError(
+                "No pods are set; set them with with_pods([config.in_zone('us-central1-a'), …])."
+            )
         sizes = {str(config.slice) for config in self.pods}
         if len(sizes) > 1:
             raise ConfigError(
-                f"The pods are {', '.join(sorted(sizes))}; zones may differ, but a step together "
-                "needs the same slice in each of them."
+                f"The pods are {', '.join(sorted(sizes))}; zones may differ, but all pods need "
+                "the same slice."
             )
         settings = ExchangeSettings(
             optimizer=self.optimizer or optax.adam(LEARNING_RATE),

@@ -1,50 +1,170 @@
-"""`MultiPod`: a model on several pods, stepped together, with pods dropped as they are lost."""
+"""`MultiPod`: step one model on several pods together, and drop pods that are lost."""
 
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import NamedSharding
 
 from ...annotations import Device, PyTree
-from ...errors import CommunicationTimeout, PodUnavailable, TPUValidationError
-from ...parallel.rebalancing.reshard import move
+from ...errors import CommunicationTimeout, ConfigError, PodUnavailable, TPUValidationError
+from ...hardware import Figure
+from ...hardware.figure import seconds_text
+from ...parallel.rebalancing import move
 from ...runtime.calls import either_way
-from ...shown import Shown
+from ...shown import Facts, Shown
 from ...training.checkpoint import TPUCheckpointer
 from ..causes import Cause
 from ..failures import pod_errors, within
-from .contributions import Contributions, place_gradients
-from .exchange import REPLICATED, Common, PodExchange, Synchronous
-from .local_steps import LocalSteps
-from .member import MeshMember, Watch
-from .mesh import mesh_over
-from .pending import PendingStep
-from .result import SynchronizedStep
-from .settings import ExchangeSettings
-from .strategy import AllReduceStrategy, neighbourly_order
+from .exchange import (
+    REPLICATED,
+    Common,
+    Contributions,
+    LocalSteps,
+    PodExchange,
+    Synchronous,
+    place_gradients,
+)
+from .mesh import MeshMember, Watch, mesh_over
+from .sums import AllReduceStrategy, PodTopology, neighbourly_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronizedStep(Shown):
+    """The result of one step of all pods.
+
+    Attributes:
+        step: Number of steps taken, including this one.
+        pods: Names of the pods that took part.
+        dropped: Pods lost since the previous step, with reasons.
+        seconds: Measured time from the call until the last pod is done.
+        parameters: Parameters that all pods share now.
+        gradients: Mean gradients over pods; with local steps, each pod's own.
+        sent: Bytes that one pod sent to others.
+    """
+
+    step: int
+    pods: tuple[str, ...]
+    dropped: dict[str, str]
+    seconds: float
+    gradient_norm: float
+    sent: Figure
+    parameters: PyTree = field(repr=False)
+    gradients: PyTree = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the arrays."""
+        return {
+            "step": self.step,
+            "pods": list(self.pods),
+            "dropped": dict(self.dropped),
+            "seconds": {"value": self.seconds, "origin": "measured"},
+            "gradient_norm": self.gradient_norm,
+            "sent_bytes": self.sent.to_dict(),
+        }
+
+    def __rich__(self) -> str:
+        lost = "".join(f", lost {name} ({why})" for name, why in self.dropped.items())
+        return (
+            f"step {self.step} on {len(self.pods)} pods in {seconds_text(self.seconds)}, gradient "
+            f"norm {self.gradient_norm:.4g}, {self.sent.text} sent by each pod (model){lost}"
+        )
+
+
+DEFAULT_S = 300.0
+
+
+class PendingStep:
+    """A step that runs when its result is requested.
+
+    ```python
+    result = pods.step_synchronized(gradients).with_timeout(300)  # plain code
+    result = await pods.step_synchronized(gradients).with_timeout(300)  # coroutine
+    result = await pods.step_synchronized(gradients)  # within 300 s
+    ```
+    """
+
+    def __init__(self, run: Callable[[float | timedelta], SynchronizedStep]) -> None:
+        self._run = run
+
+    @either_way
+    def with_timeout(self, seconds: float | timedelta) -> SynchronizedStep:
+        """Run the step with a time limit.
+
+        Raises:
+            CommunicationTimeout: The step did not end in time, and no pod is known to be lost.
+            PodUnavailable: No pod is left, or this process lost a peer.
+        """
+        return self._run(seconds)
+
+    def result(self) -> SynchronizedStep:
+        """Run the step with the default time limit."""
+        return self._run(DEFAULT_S)
+
+    def __await__(self) -> Generator[Any, None, SynchronizedStep]:
+        import asyncio
+
+        return asyncio.to_thread(self._run, DEFAULT_S).__await__()
+
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings(Facts):
+    """Settings of a `MultiPod`, made by `MultiPodManager`.
+
+    Attributes:
+        compress: Whether sums between pods are rounded to int8, with error feedback.
+        local_steps: Steps between two averages, for the strategy of that name.
+        outer: Optimizer that applies an average; None for the DiLoCo paper's.
+        checkpoint_dir: Folder for the shared state, so that the job can restart.
+        save_every: Steps between two saves.
+    """
+
+    optimizer: optax.GradientTransformation
+    topology: PodTopology = PodTopology.MESH
+    strategy: AllReduceStrategy = AllReduceStrategy.HIERARCHICAL
+    compress: bool = False
+    local_steps: int = 50
+    outer: optax.GradientTransformation | None = None
+    checkpoint_dir: str | Path | None = None
+    save_every: int = 1
+    _facts = ("topology", "strategy", "compress", "local_steps")
+
+    def __post_init__(self) -> None:
+        unstaged = (AllReduceStrategy.FLAT, AllReduceStrategy.RING)
+        if self.compress and self.strategy in unstaged:
+            raise ConfigError(
+                f"The strategy {self.strategy.value} has no stage between pods whose sums could "
+                "be rounded; use hierarchical or local_steps, or no compression."
+            )
+
 
 logger = logging.getLogger(__name__)
 
 
 class Stepper(Protocol):
-    """Takes pods from one step to the next."""
+    """Takes all pods from one step to the next."""
 
     exchange: PodExchange
 
     def begin(self, common: Common) -> None:
-        """Start from what all pods have."""
+        """Start from the shared state."""
         ...
 
     def step(
         self, common: Common, given: Contributions, weights: jax.Array
     ) -> tuple[Common, PyTree, jax.Array]:
-        """Return what all pods have then, the gradient and its norm."""
+        """Return the new shared state, the gradient and its norm."""
         ...
 
 
@@ -52,9 +172,9 @@ class MultiPod(Shown):
     """Several pods that train one model; made by `MultiPodManager`.
 
     Attributes:
-        members: The pods that take part, in the order of the mesh's axis "dcn".
-        step: Steps taken.
-        dropped: Pods that were lost, each with why.
+        members: The pods that take part, in the order of the mesh axis "dcn".
+        step: Number of steps taken.
+        dropped: Pods that were lost, with reasons.
     """
 
     def __init__(
@@ -83,12 +203,12 @@ class MultiPod(Shown):
 
     @property
     def parameters(self) -> PyTree:
-        """What all pods have in common: after the last step, or the last meeting."""
+        """Parameters that all pods share since the last step, or the last average."""
         return self._state().params
 
     @property
     def own_parameters(self) -> PyTree:
-        """What each pod computes gradients with, first dimension over pods, for local steps."""
+        """Each pod's own parameters for local steps, with a leading dimension over pods."""
         if isinstance(self._stepper, LocalSteps) and self._stepper.own is not None:
             return self._stepper.own.params
         pods = len(self.members)
@@ -98,9 +218,9 @@ class MultiPod(Shown):
 
     @either_way
     def distribute_model(self, parameters: PyTree) -> PyTree:
-        """Put a copy of the parameters on every device of every pod, and return it.
+        """Copy the parameters to every device of every pod, and return the copy.
 
-        With a checkpoint folder that holds an earlier step, training goes on from there.
+        If the checkpoint folder has an earlier step, training continues from it.
         """
         with self._lock:
             self._stepper = self._make_stepper(parameters)
@@ -118,37 +238,37 @@ class MultiPod(Shown):
     def step_synchronized(
         self, gradients: PyTree, *, weights: Sequence[float] | None = None
     ) -> PendingStep:
-        """Add up gradients over all pods and take one step with their mean.
+        """Add up gradients over all pods, and take one step with their mean.
 
         Args:
-            gradients: A list with a tree for each pod, a tree with a first dimension over pods or
-                devices, or what this process computed.
-            weights: How much each pod counts, such as how many examples it has seen.
+            gradients: A list with one tree per pod, a tree with a leading dimension over pods or
+                devices, or this process's own gradients.
+            weights: Weight of each pod, such as its number of examples.
 
         Returns:
-            The step; it runs when its result is asked for.
+            The step, which runs when its result is requested.
         """
         return PendingStep(lambda seconds: self._run(gradients, weights, seconds))
 
     def drop(self, name: str, reason: str) -> None:
-        """Go on without a pod, from the last step that all have in common.
+        """Continue without a pod, from the last shared state.
 
         Raises:
-            PodUnavailable: It is the last one, or part of another process: then the job is
-                started again without it, and goes on from the newest checkpoint.
+            PodUnavailable: It is the last pod, or belongs to another process. The job then has to
+                restart without it, from the newest checkpoint.
         """
-        place = next((at for at, one in enumerate(self.members) if one.name == name), None)
+        place = next((at for at, member in enumerate(self.members) if member.name == name), None)
         if place is None:
             return
         if len(self.members) == 1:
             raise PodUnavailable(
-                f"{name} was the last pod ({reason}); ask for others.",
+                f"{name} was the last pod ({reason}); allocate others.",
                 cause=Cause.NODE_GONE.value,
             )
         if jax.process_count() > 1:
             raise PodUnavailable(
-                f"{name} is lost ({reason}). A runtime of several processes cannot leave one out: "
-                "end this one, and start the job again on the other pods; it goes on from the "
+                f"{name} is lost ({reason}). A runtime of several processes cannot drop one. End "
+                "this process and start the job again on the other pods; it continues from the "
                 "last common step" + (" that was saved." if self._keeper else "."),
                 cause=Cause.PEER_LOST.value,
             )
@@ -163,7 +283,7 @@ class MultiPod(Shown):
             self._stepper.begin(self._common)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "pods": {member.name: member.zone for member in self.members},
             "dropped": dict(self.dropped),
@@ -178,18 +298,18 @@ class MultiPod(Shown):
         began = time.perf_counter()
         with self._lock:
             common = self._state()
-            asked = [member.name for member in self.members]
-            if weights is not None and len(weights) != len(asked):
+            names = [member.name for member in self.members]
+            if weights is not None and len(weights) != len(names):
                 raise TPUValidationError(
-                    f"{len(weights)} weights were given for {len(asked)} pods: {', '.join(asked)}."
+                    f"{len(weights)} weights were given for {len(names)} pods: {', '.join(names)}."
                 )
             lost = self._drop_lost()
             while True:
                 try:
-                    common, mean, norm = self._step(gradients, weights, asked, seconds)
+                    common, mean, norm = self._step(gradients, weights, names, seconds)
                     break
                 except (CommunicationTimeout, PodUnavailable):
-                    # Whoever is lost is left out; with all there, the error is the user's.
+                    # Lost pods are dropped. If no pod is lost, the error is raised.
                     again = self._drop_lost()
                     if not again:
                         raise
@@ -212,14 +332,14 @@ class MultiPod(Shown):
         self,
         gradients: PyTree,
         weights: Sequence[float] | None,
-        asked: Sequence[str],
+        names: Sequence[str],
         seconds: float | timedelta,
     ) -> tuple[Common, PyTree, jax.Array]:
         common, stepper = self._state(), self._stepper
         assert stepper is not None
-        kept = [asked.index(member.name) for member in self.members]
+        kept = [names.index(member.name) for member in self.members]
         counts = jnp.asarray([1.0 if weights is None else weights[at] for at in kept])
-        given = _of_pods(gradients, kept, len(asked), common.params)
+        given = _of_pods(gradients, kept, len(names), common.params)
         placed = place_gradients(given, common.params, self.mesh)
 
         def run() -> tuple[Common, PyTree, jax.Array]:
@@ -229,9 +349,9 @@ class MultiPod(Shown):
         return within(run, seconds, what=f"step {self.step + 1} of {len(self.members)} pods")
 
     def _drop_lost(self) -> dict[str, str]:
-        found: Mapping[str, str] = {} if self._watch is None else self._watch()
+        reported: Mapping[str, str] = {} if self._watch is None else self._watch()
         here = {member.name for member in self.members}
-        lost = {name: why for name, why in found.items() if name in here}
+        lost = {name: why for name, why in reported.items() if name in here}
         for name, why in lost.items():
             self.drop(name, why)
         return lost
@@ -269,8 +389,8 @@ class MultiPod(Shown):
 
     def _restore(self, keeper: TPUCheckpointer) -> None:
         common = self._state()
-        found = keeper.restore(like={"params": common.params, "opt_state": common.opt_state})
-        self._common, self.step = Common(found.params, found.opt_state), found.step
+        restored = keeper.restore(like={"params": common.params, "opt_state": common.opt_state})
+        self._common, self.step = Common(restored.params, restored.opt_state), restored.step
 
     def close(self) -> None:
         """Finish the last save."""
@@ -279,7 +399,7 @@ class MultiPod(Shown):
 
 
 def _of_pods(gradients: PyTree, kept: list[int], pods: int, like: PyTree) -> PyTree:
-    """Leave out what pods computed that have been dropped since."""
+    """Return the gradients without those of pods that were dropped since."""
     if len(kept) == pods:
         return gradients
     if isinstance(gradients, list | tuple) and len(gradients) == pods:

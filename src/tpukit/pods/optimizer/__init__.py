@@ -1,1 +1,1 @@
-"""An optax optimizer on the devices of a pod: tensors, gradients, steps, other sizes."""
+"""An optax optimizer on the devices of a pod: tensors, gradients, steps and resizing."""

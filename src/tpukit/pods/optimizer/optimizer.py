@@ -3,46 +3,246 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from ...annotations import Device, PyTree
-from ...errors import ConfigError, PodUnavailable
+from ...errors import ConfigError, PodUnavailable, TPUValidationError
 from ...hardware import Slice
-from ...hardware.missing import Missing
+from ...hardware.missing import Measured, Missing, plain
 from ...observe.stragglers import Stragglers, find_stragglers
+from ...parallel.rebalancing import move
 from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
+from ...shown import Shown
 from ..causes import Cause
 from ..config import PodConfig
 from ..failures import pod_errors, within
-from ..multipod.member import Watch
+from ..multipod.mesh import Watch
 from ..pod import Pod
-from ..scaling.decision import ScalingDecision
+from ..scaling.autoscaler import ScalingDecision
 from ..scaling.metrics import RECENT, WorkloadMetrics, measure
-from ..xla.compiler import OptimizedGraph, OptimizerConfig
-from ..xla.flags import OptimizationFlags
-from .gradients import DatasetGradients, mean_gradients
-from .metrics import StepMetrics
-from .placement import devices_here, divided
-from .probe import probe_hosts
-from .program import LossFunction, OptimizerProgram, Stepped
-from .running import Runner, shape_of
-from .settings import LEARNING_RATE, OptimizerSettings
-from .tensor import DistributedTensor, store_values, values_of
+from ..xla import OptimizationFlags, OptimizedGraph, OptimizerConfig
+from .hosts import probe_hosts
+from .program import (
+    DatasetGradients,
+    LossFunction,
+    OptimizerProgram,
+    Stepped,
+    by_example,
+    devices_here,
+    divided,
+    mean_gradients,
+    mesh_of,
+)
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Settings of a `TpuOptimizer`.
+
+    Attributes:
+        optimizer: Any optax transformation; Adam at 0.001 by default, as in document 004.
+        loss: Function (parameters, batch) -> loss, for gradients of a dataset.
+        xla_level: Level of compiler flags, 0 to 3; None runs operation by operation.
+        timeout: Time limit of a step.
+        watch: Returns the names of lost pods with reasons.
+        devices: Devices to use; by default all that the job has.
+    """
+
+    optimizer: optax.GradientTransformation
+    loss: LossFunction | None = None
+    xla_level: int | None = 1
+    timeout: float | timedelta | None = None
+    watch: Watch | None = None
+    devices: tuple[Device, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics(Shown):
+    """Measurements of one step.
+
+    Attributes:
+        loss: Loss of the batch before the step; missing if gradients were given.
+        seconds: Measured time from the call until all devices are done.
+        examples: Number of examples in the batch; None if gradients were given.
+        program: Fingerprint of the loaded graph that ran, if any.
+        params: The new parameters, also for trees that cannot change in place.
+    """
+
+    step: int
+    loss: Measured
+    gradient_norm: float
+    seconds: float
+    examples: int | None = None
+    program: str | None = None
+    params: PyTree = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the parameters."""
+        return {
+            "step": self.step,
+            "loss": plain(self.loss),
+            "gradient_norm": self.gradient_norm,
+            "seconds": {"value": self.seconds, "origin": "measured"},
+            "examples": self.examples,
+            "program": self.program,
+        }
+
+
+class DistributedTensor:
+    """Refers to the newest value of a parameter; jax and numpy accept it as an array.
+
+    Document 004 steps parameters in place, but jax arrays are immutable.
+
+    Attributes:
+        value: The array after the last step.
+    """
+
+    def __init__(self, value: jax.Array) -> None:
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        return self.value.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.value.ndim
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """The sharding."""
+        return self.value.sharding
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.value, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"DistributedTensor({self.dtype}{list(self.shape)} on {self.sharding.num_devices})"
+
+
+def values_of(tree: PyTree) -> PyTree:
+    """Return the tree with distributed tensors replaced by their arrays."""
+    return jax.tree.map(
+        lambda leaf: leaf.value if isinstance(leaf, DistributedTensor) else leaf, tree
+    )
+
+
+def store_values(tree: PyTree, values: PyTree) -> None:
+    """Store new values in the distributed tensors of a tree."""
+    for leaf, value in zip(jax.tree.leaves(tree), jax.tree.leaves(values), strict=True):
+        if isinstance(leaf, DistributedTensor):
+            leaf.value = value
+
+
+class Runner:
+    """Runs step programs on a mesh.
+
+    Attributes:
+        opt_state: Optimizer state after the last step; None before the first.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.mesh: Mesh = mesh_of(devices)
+        self.opt_state: PyTree = None
+        self._like: PyTree = None
+        self._compiled: dict[OptimizerProgram, Any] = {}
+
+    def move_to(self, devices: Sequence[Device]) -> None:
+        """Move the state to other devices."""
+        self.mesh = mesh_of(devices)
+        self._compiled.clear()
+        if self.opt_state is not None:
+            self.opt_state = self.divide(self.opt_state)
+
+    def divide(self, tree: PyTree) -> PyTree:
+        """Return parameters, or a tree like them, sharded over the devices."""
+        return jax.tree.map(lambda leaf: move(leaf, divided(leaf.shape, self.mesh)), tree)
+
+    def divide_batch(self, batch: PyTree) -> PyTree:
+        """Return a batch sharded by examples."""
+        return jax.tree.map(
+            lambda leaf: move(jnp.asarray(leaf), by_example(leaf.shape, self.mesh)), batch
+        )
+
+    def run(
+        self,
+        program: OptimizerProgram,
+        values: PyTree,
+        given: PyTree,
+        *,
+        options: Mapping[str, Any],
+        whole: bool,
+    ) -> Stepped:
+        """Take a step; the caller stores the new state.
+
+        Args:
+            program: The step.
+            values: Parameters, on any devices.
+            given: A sharded batch or gradients.
+            options: Compiler options for TPUs.
+            whole: Whether to compile the step, or run it operation by operation.
+        """
+        values = self.divide(values)
+        self._prepare_state(program, values)
+        if not whole:
+            return program(values, self.opt_state, given)
+        if program not in self._compiled:
+            on_tpu = jax.default_backend() == "tpu"
+            whole_copy = NamedSharding(self.mesh, PartitionSpec())
+            params, state = jax.tree.map(lambda leaf: leaf.sharding, (values, self.opt_state))
+            self._compiled[program] = jax.jit(
+                program,
+                # Outputs keep the inputs' sharding, so that the next step moves nothing.
+                out_shardings=Stepped._make((params, state, whole_copy, whole_copy)),
+                compiler_options=dict(options) if on_tpu else None,
+            )
+        return self._compiled[program](values, self.opt_state, given)
+
+    def _prepare_state(self, program: OptimizerProgram, values: PyTree) -> None:
+        shapes = jax.tree.map(shape_of, values)
+        if self.opt_state is None:
+            self._like = shapes
+            self.opt_state = self.divide(program.optimizer.init(values))
+        elif shapes != self._like:
+            raise TPUValidationError(
+                "These parameters differ from those of earlier steps, to which the optimizer "
+                "state belongs; use another TpuOptimizer for them."
+            )
+
+
+def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
 
 _GRADIENTS_GIVEN = Missing("gradients were given, so no loss was computed")
 
 
 class TpuOptimizer:
-    """Steps parameters that lie on the devices of a pod.
+    """Steps parameters on the devices of a pod with an optax optimizer.
 
     ```python
     optimizer = TpuOptimizer(pod).with_optimizer(optax.adam(1e-3)).build()
@@ -51,14 +251,14 @@ class TpuOptimizer:
     metrics = optimizer.step_distributed(params, gradients)
     ```
 
-    On a pod of provider "local" the devices of this machine stand for those of the slice.
+    For a pod of provider "local", this machine's devices stand in for the slice's.
 
     Attributes:
         pod: The pod; its slice changes with `scale_to_config`.
-        step: Steps taken.
-        batch_size: Most examples of a dataset in one step; None: as the data come.
-        checkpointing: Whether the backward pass computes activations again.
-        graph: What `load_xla_graph` was given.
+        step: Number of steps taken.
+        batch_size: Largest number of examples per step; None takes batches as they come.
+        checkpointing: Whether the backward pass recomputes activations.
+        graph: The graph of `load_xla_graph`, if any.
     """
 
     def __init__(self, pod: Pod, *, settings: OptimizerSettings | None = None) -> None:
@@ -74,7 +274,7 @@ class TpuOptimizer:
         self._made: Runner | None = None
 
     def with_optimizer(self, optimizer: optax.GradientTransformation) -> "TpuOptimizer":
-        """Step with this optimizer."""
+        """Set the optimizer."""
         return self._with(optimizer=optimizer)
 
     def with_loss(self, loss: LossFunction) -> "TpuOptimizer":
@@ -82,15 +282,15 @@ class TpuOptimizer:
         return self._with(loss=loss)
 
     def with_xla_optimization(self, enabled: bool = True, *, level: int = 1) -> "TpuOptimizer":
-        """Compile each step as a whole, on TPU with the flags of a level; or run op by op."""
+        """Compile each step, on TPU with the flags of a level; or run it operation by operation."""
         return self._with(xla_level=level if enabled else None)
 
     def with_timeout(self, seconds: float | timedelta) -> "TpuOptimizer":
-        """Give up on a step after some time."""
+        """Set the time limit of a step."""
         return self._with(timeout=seconds)
 
     def with_watch(self, watch: Watch) -> "TpuOptimizer":
-        """Ask this, before each step, whether the pod is lost."""
+        """Call this before each step to find out whether the pod is lost."""
         return self._with(watch=watch)
 
     def on_devices(self, devices: Sequence[Device]) -> "TpuOptimizer":
@@ -98,7 +298,7 @@ class TpuOptimizer:
         return self._with(devices=tuple(devices))
 
     def build(self) -> "TpuOptimizer":
-        """Find the pod's devices, and return the optimizer ready to step.
+        """Find the pod's devices, and return the optimizer.
 
         Raises:
             PodUnavailable: The pod is not ready, or this process does not run on it.
@@ -106,7 +306,7 @@ class TpuOptimizer:
         if not self.pod.is_ready:
             why = f" ({self.pod.reason})" if self.pod.reason else ""
             raise PodUnavailable(
-                f"{self.pod.name} is {self.pod.state.value}{why}; wait for it, or ask for another "
+                f"{self.pod.name} is {self.pod.state.value}{why}; wait for it, or get another "
                 "with request_alternate_pod().",
                 cause=Cause.NODE_GONE.value,
             )
@@ -115,7 +315,7 @@ class TpuOptimizer:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices in use."""
+        """The mesh over the devices in use."""
         return self._runner.mesh
 
     def create_distributed_tensor(
@@ -126,29 +326,29 @@ class TpuOptimizer:
         init: jax.nn.initializers.Initializer = jax.nn.initializers.zeros,
         seed: int = 0,
     ) -> DistributedTensor:
-        """Make a parameter, each device its own part.
+        """Make a parameter that is sharded over the devices.
 
         Args:
-            shape: Its dimensions; the largest that the devices divide is divided.
-            dtype: Its number format.
+            shape: Its shape. The largest dimension that the number of devices divides is sharded.
+            dtype: Its dtype.
             init: One of `jax.nn.initializers`.
-            seed: Of random numbers that `init` draws.
+            seed: Seed of the random numbers for `init`.
         """
-        size = tuple(COUNT.check_whole("a dimension", one) for one in shape)
+        size = tuple(COUNT.check_whole("a dimension", length) for length in shape)
         sharding = divided(size, self.mesh)
-        made = jax.jit(lambda: init(jax.random.key(seed), size, dtype), out_shardings=sharding)()
-        return DistributedTensor(made)
+        array = jax.jit(lambda: init(jax.random.key(seed), size, dtype), out_shardings=sharding)()
+        return DistributedTensor(array)
 
     @either_way
     def load_gradients_from_dataset(
         self, data: PyTree | Iterable[PyTree]
     ) -> PyTree | DatasetGradients:
-        """Return gradients for `step_distributed`.
+        """Return gradients, or their source, for `step_distributed`.
 
         Args:
-            data: With a loss: arrays over examples, or an iterable of batches; gradients are then
-                computed in the step, with its parameters. Without one: gradients that were
-                computed elsewhere, a tree like the parameters or several of them to average.
+            data: With a loss, arrays over examples or an iterable of batches, from which each step
+                computes gradients. Without one, gradients computed elsewhere: a tree like the
+                parameters, or several trees to average.
         """
         if self.settings.loss is not None:
             return DatasetGradients(data)
@@ -158,21 +358,20 @@ class TpuOptimizer:
     def step_distributed(self, params: PyTree, gradients: PyTree | DatasetGradients) -> StepMetrics:
         """Take one step on all devices.
 
-        Distributed tensors of `params` are changed in place; the new parameters are in the result
-        as well.
+        Distributed tensors in `params` change in place. The result has the new parameters as well.
 
         Raises:
-            PodUnavailable: The pod, or a process of it, is lost.
-            CommunicationTimeout: The step was not completed in time.
-            OutOfMemory: It does not fit; `enable_gradient_checkpointing()` or
+            PodUnavailable: The pod, or one of its processes, is lost.
+            CommunicationTimeout: The step did not end in time.
+            OutOfMemory: The step does not fit; `enable_gradient_checkpointing()` or
                 `reduce_batch_size()` may help.
-            TPUValidationError: The gradients are not those of the parameters.
+            TPUValidationError: The gradients do not match the parameters.
         """
         self._refuse_lost()
         began = time.perf_counter()
         self._began = self._began or began
         values = values_of(params)
-        given, examples, stalled_s = self._given(values, gradients)
+        given, examples, stalled_s = self._step_input(values, gradients)
         what = f"step {self.step + 1} on {self.pod.name}"
 
         def run() -> Stepped:
@@ -197,41 +396,40 @@ class TpuOptimizer:
 
     @either_way
     def scale_to_config(self, config: PodConfig | ScalingDecision) -> PodConfig:
-        """Go on with another number of devices; nothing of the state is lost.
+        """Continue on another number of devices with the same state.
 
-        Only devices of this job can be used. Where the new pod is another one, the job is saved,
-        ended and started there by its supervisor (`tpukit launch`), and goes on from its
-        checkpoint.
+        Only devices of this job can be used. To change the pod, a supervisor (`tpukit launch`)
+        saves and ends the job, and starts it there from its checkpoint.
 
         Raises:
-            PodUnavailable: The job has not as many devices.
-            ConfigError: A decision that nothing is to be done was given.
+            PodUnavailable: The job has fewer devices.
+            ConfigError: The decision is to change nothing.
         """
         wanted = config.config if isinstance(config, ScalingDecision) else config
         if wanted is None:
-            raise ConfigError("The decision is to change nothing; ask `if decision:` first.")
+            raise ConfigError("The decision is to change nothing; test `if decision:` first.")
         self._runner.move_to(self._devices(wanted.slice))
         self._config = wanted
         self.pod = replace(self.pod, slice=wanted.slice)
-        self.graph = None  # it was compiled for the slice before
+        self.graph = None  # compiled for the earlier slice
         self._times.clear()
         self._began = None
         return wanted
 
     @either_way
     def reduce_batch_size(self, factor: int = 2) -> int:
-        """Take a smaller part of each batch from the next step on; return its size.
+        """Use smaller batches from the next step on; return their size.
 
-        A loaded graph, which was compiled for the size before, is left.
+        A loaded graph is dropped, because it was compiled for the earlier size.
 
         Raises:
-            ConfigError: No dataset was stepped yet, or there is one example left.
+            ConfigError: No dataset was used yet, or the batch has only one example.
         """
         factor = COUNT.check_whole("factor", factor)
         if self.batch_size is None or self.batch_size < factor:
             raise ConfigError(
                 f"The batch has {self.batch_size or 'no'} examples and cannot be divided by "
-                f"{factor}; step gradients of a dataset first, or ask for a larger slice."
+                f"{factor}; step with gradients of a dataset first, or use a larger slice."
             )
         self.batch_size //= factor
         self.graph = None
@@ -239,31 +437,31 @@ class TpuOptimizer:
 
     @either_way
     def enable_gradient_checkpointing(self) -> None:
-        """Compute activations again in the backward pass from the next step on: less memory.
+        """Recompute activations in the backward pass from the next step on, to save memory.
 
-        A loaded graph, which was compiled without it, is left.
+        A loaded graph is dropped, because it was compiled without recomputation.
 
         Raises:
-            ConfigError: Gradients are given, so there is no backward pass here.
+            ConfigError: Gradients are given, so there is no backward pass.
         """
         if self.settings.loss is None:
             raise ConfigError(
                 "Gradients are given to this optimizer, so there is no backward pass to change; "
-                "use with_loss() to have them computed here."
+                "set a loss with with_loss()."
             )
         self.checkpointing = True
         self.graph = None
 
     def load_xla_graph(self, graph: OptimizedGraph | None) -> None:
-        """Run a compiled graph from the next step on; None: the optimizer's own step again.
+        """Run a compiled graph from the next step on; None restores the optimizer's own step.
 
-        On TPU it runs with the options it was compiled with; other platforms know none of them
-        and run the same program.
+        On TPU the graph runs with its compiler options. Other platforms have no such options and
+        run the same program without them.
         """
         self.graph = graph
 
     def config_for(self, params: PyTree, gradients: PyTree | DatasetGradients) -> OptimizerConfig:
-        """Return what `XlaCompiler` needs to compile a step with these arguments."""
+        """Return the configuration with which `XlaCompiler` compiles such a step."""
         values = values_of(params)
         dataset = isinstance(gradients, DatasetGradients)
         batch = gradients.peek(self.batch_size) if dataset else None
@@ -277,7 +475,7 @@ class TpuOptimizer:
         )
 
     def workload_metrics(self) -> WorkloadMetrics:
-        """Return what was measured of the last steps; the first, which compiles, is left out."""
+        """Return measurements of the last steps, without the first, which compiles."""
         timed = [*self._times][1:] or [*self._times]
         wall_s = 0.0 if self._began is None else time.perf_counter() - self._began
         return measure(
@@ -291,9 +489,9 @@ class TpuOptimizer:
 
     @either_way
     def find_stragglers(self) -> Stragglers:
-        """Time the same small work on each host of the pod, and return those that are slow.
+        """Time the same small work on each host of the pod, and return the slow hosts.
 
-        Steps end together, however slow one host is, so each is timed by itself.
+        Hosts are timed separately, because a step takes as long on every host as on the slowest.
         """
         return find_stragglers(probe_hosts(self.mesh))
 
@@ -309,11 +507,11 @@ class TpuOptimizer:
     def _devices(self, on: Slice) -> list[Device]:
         return devices_here(on, self.pod.provider, self.settings.devices)
 
-    def _given(self, values: PyTree, gradients: Any) -> tuple[PyTree, int | None, float]:
-        """Return the batch or the gradients of a step, divided, and the wait for them."""
+    def _step_input(self, values: PyTree, gradients: Any) -> tuple[PyTree, int | None, float]:
+        """Return the sharded batch or gradients, the number of examples, and the wait for data."""
         if not isinstance(gradients, DatasetGradients):
-            found = mean_gradients(values_of(gradients), values)
-            return self._runner.divide(found), None, 0.0
+            mean = mean_gradients(values_of(gradients), values)
+            return self._runner.divide(mean), None, 0.0
         began = time.perf_counter()
         if self.batch_size is None:
             self.batch_size = gradients.examples
@@ -329,8 +527,8 @@ class TpuOptimizer:
             loss = self.settings.loss if from_dataset else None
             program = OptimizerProgram(self.settings.optimizer, loss, self.checkpointing)
             options = self._level_options()
-        whole = self.graph is not None or self.settings.xla_level is not None
-        return self._runner.run(program, values, given, options=options, whole=whole)
+        is_compiled = self.graph is not None or self.settings.xla_level is not None
+        return self._runner.run(program, values, given, options=options, whole=is_compiled)
 
     def _level_options(self) -> dict[str, Any]:
         level = self.settings.xla_level
@@ -342,7 +540,7 @@ class TpuOptimizer:
         lost = {} if self.settings.watch is None else self.settings.watch()
         if self.pod.name in lost:
             raise PodUnavailable(
-                f"{self.pod.name} is lost ({lost[self.pod.name]}); ask for another with "
+                f"{self.pod.name} is lost ({lost[self.pod.name]}); get another with "
                 "request_alternate_pod().",
                 cause=Cause.NODE_GONE.value,
             )

@@ -1,1 +1,1 @@
-"""Those who give and take pods: one folder each, behind one protocol."""
+"""Providers of pods, one folder each, behind one protocol."""

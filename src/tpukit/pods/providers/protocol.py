@@ -1,8 +1,8 @@
-"""What a provider of pods can do, and what runs on a pod: small protocols, many citizens.
+"""Protocols of a provider of pods and of the processes on a pod.
 
-Pods (`Provider`) and the processes on them (`Gang`) are two things. A provider gives and takes
-machines; a gang is one process a host that starts, runs and ends together. On Kubernetes the
-cluster runs the gang, elsewhere we do; whoever watches one cannot tell.
+A provider creates and deletes pods, that is, machines. A gang is one process per host, which start,
+run and end together. On Kubernetes the cluster runs the gang, elsewhere tpukit does; the supervisor
+sees no difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,27 +10,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
+from ...errors import ConfigError
 from ...job.sections import ChipLimit, LaunchSettings
 from ...runtime.doctor.finding import DoctorFinding
 from ..causes import Ending
 from ..config import PodConfig
-from ..limits import is_of
-from ..pod import Host, Pod
+from ..limits import applies_to
+from ..pod import Host, Pod, Tier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every host of a pod runs.
+    """The command for every host of a pod.
 
     Attributes:
-        argv: An argument list; no shell reads it.
-        environment: Variables to set, beside those that say which process of the job it is.
-            Values may be secret: they are not logged, and reach a host by its standard input.
-        bundle: An archive (tar) of the files that the job names, unpacked on each host.
-        setup: Argument lists that run on each host before, once for each new host.
-        heartbeat_s: How long a silent process counts as alive.
-        first_step_s: How long the first step may take: compiling is slow.
-        step_s: How long any later step may take before the gang counts as hung; None: for ever.
+        argv: An argument list; no shell is used.
+        environment: Variables to set in addition to those that identify the process. Values may be
+            secret, so they are not logged, and reach a host by standard input.
+        bundle: A tar archive with the job's files, unpacked on each host.
+        setup: Argument lists to run once on each new host before the command.
+        heartbeat_s: How long a process may be silent before it counts as lost.
+        first_step_s: Time limit of the first step, which includes compilation.
+        step_s: Time limit of later steps, after which the gang counts as hung; None sets no limit.
     """
 
     argv: tuple[str, ...]
@@ -44,7 +45,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Line:
-    """One line that a process printed."""
+    """A line of a process's output."""
 
     host: str
     text: str
@@ -61,7 +62,7 @@ class StepCompleted:
 
 @dataclass(frozen=True)
 class Restarted:
-    """The gang was started again by whoever runs it (JobSet, on Kubernetes)."""
+    """The gang was restarted by its runner (JobSet, on Kubernetes)."""
 
     attempt: int
     ending: Ending
@@ -69,7 +70,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Ended:
-    """The gang is over: every process has ended and none will start again by itself."""
+    """Every process of the gang has ended, and none will be restarted."""
 
     ending: Ending
 
@@ -78,38 +79,38 @@ GangEvent = Line | StepCompleted | Restarted | Ended
 
 
 class Gang(Protocol):
-    """The processes of one attempt: they start together, and one that dies ends all."""
+    """The processes of one attempt: they start together, and when one dies all end."""
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """The hosts it runs on, in the order of process ids."""
+        """Its hosts, in the order of process ids."""
         ...
 
     def wait(self, timeout_s: float) -> list[GangEvent]:
-        """Return what happened, as soon as something has; nothing after `timeout_s`."""
+        """Return new events as soon as there are any; an empty list after `timeout_s`."""
         ...
 
     def stop(self, grace_s: float) -> None:
-        """Tell all processes to save and end (SIGTERM), and kill those that have not by then."""
+        """Send SIGTERM so that processes save and end, and kill those that run too long."""
         ...
 
     def close(self) -> None:
-        """End everything at once and release it; may be called again."""
+        """End all processes at once and release resources; repeated calls do nothing."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a provider offers, and why not where it does not.
+    """Features that a provider offers, with reasons for those it does not.
 
     Attributes:
-        generations: Names of `hardware.catalog`; empty: all.
-        refused: Reasons by feature ("spot", "reserved", "multislice", "network", …); what is not
-            listed is offered.
-        runs_gangs: Whether the provider restarts the processes itself.
-        zones: Where it offers pods; empty: wherever it is told.
-        limits: How many chips the project was granted, by zone, type and tier, as the user says;
-            empty: as many as the provider gives.
+        generations: Chip names of `hardware.catalog`; empty means all.
+        refused: Reasons by feature ("spot", "reserved", "multislice", "network", …). Features
+            without a reason are offered.
+        runs_gangs: Whether the provider restarts processes itself.
+        zones: Zones with pods; empty accepts any zone.
+        limits: Chips that the project was granted, by zone, type and tier, as the user states them;
+            empty means no limit.
     """
 
     generations: tuple[str, ...] = ()
@@ -119,67 +120,99 @@ class Capabilities:
     limits: tuple[ChipLimit, ...] = ()
 
     def within(self, launch: LaunchSettings) -> Self:
-        """Return what is offered within the limits of a project, and where those are."""
+        """Return the capabilities within a project's limits, with the zones of these limits."""
         zones = tuple(dict.fromkeys(row.zone for row in launch.limits))
         return replace(self, limits=launch.limits, zones=self.zones or zones)
 
     def zones_for(self, config: PodConfig) -> tuple[str, ...]:
-        """Return where to ask: as the request says, or where its kind of chips is granted."""
-        granted = tuple(row.zone for row in self.limits if is_of(row, config))
+        """Return the zones to ask: the request's, or those in which its chips are granted."""
+        granted = tuple(row.zone for row in self.limits if applies_to(row, config))
         return config.zones or granted or self.zones
 
 
 class Provider(Protocol):
-    """Gives and takes pods. Every method may be called again with no other effect.
+    """Creates and deletes pods. All methods are idempotent.
 
-    All raise `PodUnavailable` where there is no capacity or quota (with `cause`), and
-    `ProviderError` where the provider cannot be reached or refuses who asks, within 5 s.
+    Within 5 s, all raise `PodUnavailable` (with `cause`) without capacity or quota, and
+    `ProviderError` if the provider cannot be reached or rejects the credentials.
     """
 
     name: str
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it offers."""
+        """The features it offers."""
         ...
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
-        """Ask for a pod; a pod of that name that is there already is returned as it is.
+        """Request a pod; return an existing pod of that name unchanged.
 
-        A new one may be returned as it was asked for: what became of it is seen at the next look.
+        The result may only repeat the request; the next query shows the pod's state.
 
         Args:
-            name: Also the key of idempotency: a lost reply and a second call give one pod.
-            config: What is asked for, with one zone.
-            command: What it will run, for providers that run gangs themselves.
+            name: Also the idempotency key: after a lost reply, a second call does not create a
+                second pod.
+            config: The request, with one zone.
+            command: The command, for providers that run gangs themselves.
         """
         ...
 
     def get(self, name: str, *, zone: str) -> Pod | None:
-        """Return a pod as it is now, or None where there is none."""
+        """Return the pod's present state, or None if it does not exist."""
         ...
 
     def list(self, *, owner: str | None = None) -> list[Pod]:
-        """Return all pods in the zones it knows, or those with an owner's label."""
+        """Return all pods in the provider's zones, or those with an owner's label."""
         ...
 
     def delete(self, name: str, *, zone: str) -> None:
-        """Remove a pod in whatever state it is; one that is not there is no error."""
+        """Delete a pod in any state; a missing pod is no error."""
         ...
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> Gang:
-        """Start a process on every host of a ready pod (or follow those that the pod runs)."""
+        """Start a process on every host of a ready pod, or follow those that the pod runs."""
         ...
 
     def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
-        """Say what would stand in the way of a pod, without asking for one."""
+        """Return what would prevent a pod from being allocated, without requesting one."""
         ...
 
 
 @runtime_checkable
 class Reachable(Protocol):
-    """A provider on whose hosts a person can log in."""
+    """A provider with hosts that a person can log in to."""
 
     def login(self, pod: Pod, host: Host) -> Sequence[str]:
-        """Return the argument list that logs in to a host."""
+        """Return the command that logs in to a host, as an argument list."""
         ...
+
+
+_OF_A_POD = ("network", "software_version", "enable_ip_alias")
+
+
+def check_terms(provider: str, offered: Capabilities, request: PodConfig | LaunchSettings) -> None:
+    """Refuse a request with terms that the provider does not offer; defaults are not checked.
+
+    Raises:
+        ConfigError: The message names the term, and why the provider does not offer it.
+    """
+    for term in _terms(request):
+        if (why := offered.refused.get(term)) is not None:
+            raise ConfigError(f"Provider '{provider}' does not support {term}: {why}; remove it.")
+
+
+def _terms(request: PodConfig | LaunchSettings) -> list[str]:
+    if isinstance(request, LaunchSettings):
+        return [
+            name for name in request.model_fields_set if _differs(request, LaunchSettings(), name)
+        ]
+    changed = [name for name in _OF_A_POD if _differs(request, PodConfig(), name)]
+    if request.tier is not Tier.ON_DEMAND:
+        changed.append(request.tier.value)
+    if request.slice.num_slices > 1:
+        changed.append("multislice")
+    return changed
+
+
+def _differs(value: object, usual: object, name: str) -> bool:
+    return getattr(value, name) != getattr(usual, name)

@@ -1,1 +1,1 @@
-"""Which size of slice a job should have now: policies, measurements, decisions that explain."""
+"""Choose the slice size of a job: policies, measurements and decisions with reasons."""

@@ -1,4 +1,4 @@
-"""A supervised job whose size follows an `AutoScaler`: look, decide, have it resized."""
+"""Resize a supervised job by the decisions of an `AutoScaler`."""
 
 import logging
 import threading
@@ -12,8 +12,7 @@ from ...errors import TPUError, TPUValidationError
 from ...records.metrics import read_metrics
 from ...runtime.ranges import SECONDS
 from ..config import PodConfig
-from .autoscaler import AutoScaler
-from .decision import ScalingDecision
+from .autoscaler import AutoScaler, ScalingDecision
 from .metrics import WorkloadMetrics
 
 logger = logging.getLogger(__name__)
@@ -21,15 +20,15 @@ LOOK_EVERY_S = 60.0
 
 
 class Resizable(Protocol):
-    """Whoever can go on with another pod: `Supervisor`."""
+    """A job that can continue on another pod, such as a `Supervisor`."""
 
     def resize(self, config: PodConfig) -> None:
-        """Save, stop, ask for the pod, reshard, resume."""
+        """Save, stop, request the pod, reshard and resume."""
         ...
 
 
 class JobScaling:
-    """Keeps the size of a supervised job right, from a thread.
+    """Resizes a supervised job from a thread.
 
     ```python
     with JobScaling(scaler, "runs/one", supervisor, config):
@@ -37,13 +36,14 @@ class JobScaling:
     ```
 
     Args:
-        scaler: Decides.
-        run_dir: Where the job writes its metrics.
-        job: Who runs it.
-        config: The pod it begins with.
-        steps: Of the whole run, where that is known: what is left of it has to win a change back.
-        every_s: How often to look.
-        tell: Called with each decision that is carried out.
+        scaler: Makes the decisions.
+        run_dir: The job's run directory, with its metrics.
+        job: The job.
+        config: The job's first pod.
+        steps: Total number of steps, if known; the remaining ones must recover the cost of a
+            change.
+        every_s: Seconds between two decisions.
+        tell: Called with each decision that is applied.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class JobScaling:
         self._thread = threading.Thread(target=self._watch, name="scaling", daemon=True)
 
     def look(self) -> ScalingDecision | None:
-        """Decide once, and have the decision carried out; None: nothing was measured yet."""
+        """Decide once and apply the decision; return None if nothing was measured yet."""
         try:
             metrics = WorkloadMetrics.from_current_training(
                 self._run_dir, config=self.config, since=self._since, remaining_steps=self._left()
             )
-        except TPUValidationError:  # the first steps of a pod are on their way
+        except TPUValidationError:  # the pod's first steps are not complete
             return None
         decision = self._scaler.evaluate_scaling(metrics)
         if decision.config is not None:
@@ -105,4 +105,4 @@ class JobScaling:
             try:
                 self.look()
             except TPUError as error:
-                logger.warning("the size of the job could not be decided on: %s", error)
+                logger.warning("the size of the job could not be chosen: %s", error)

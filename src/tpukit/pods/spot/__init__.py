@@ -1,12 +1,11 @@
-"""Spot capacity: which zone to ask, what a useful step costs there, and what not to pay."""
+"""Spot capacity: rank zones by the cost of a useful step, within a price cap."""
 
 from ...lazy import lazy_names
 
 HOMES = {
-    ".life": ("PodLife", "PodLives"),
+    "..store": ("PodLife", "PodLives"),
     ".manager": ("SpotManager",),
-    ".ranking": ("ZoneRanking",),
-    ".strategy": ("BiddingStrategy",),
+    ".ranking": ("BiddingStrategy", "ZoneRanking"),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -1,4 +1,4 @@
-"""`SpotManager`: asks for spot capacity where a useful step is expected to cost least."""
+"""`SpotManager`: request spot capacity where a useful step is expected to cost least."""
 
 import time
 from collections.abc import Callable
@@ -14,14 +14,12 @@ from ...shown import Shown
 from ..causes import Cause
 from ..config import PodConfig
 from ..pod import Pod, Tier
-from .life import NoLives, PodLives
-from .ranking import ZoneRanking, rank_zones
-from .strategy import BiddingStrategy
-from .work import Work, given
+from ..store.store import NoLives, PodLives
+from .ranking import BiddingStrategy, Work, ZoneRanking, rank_zones, seconds_figure
 
 
 class Allocator(Protocol):
-    """Whoever gets pods: `TpuManager`."""
+    """Allocates pods, such as `TpuManager`."""
 
     def allocate_pod(self, config: PodConfig) -> Pod:
         """Ask zone after zone, and return the pod when it is ready."""
@@ -30,7 +28,7 @@ class Allocator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SpotManager(Shown):
-    """Gets spot pods, in keywords or step by step.
+    """Allocates spot pods; set up with keyword arguments or step by step.
 
     ```python
     spot = SpotManager().with_bidding_strategy("balanced").with_max_price_per_hour(2.5).build()
@@ -38,16 +36,16 @@ class SpotManager(Shown):
     pod = spot.bid_for_pod(config)
     ```
 
-    No API takes a bid: the price is the catalogue's, and the cap is kept by not asking where it is
-    higher.
+    No API accepts bids. Prices come from the catalog, and zones above the cap are not asked.
 
     Attributes:
-        strategy: What makes one zone better than another.
-        max_price_per_hour: Most USD an hour for the whole pod; a pod's own cap holds as well.
-        work: How long steps, saves and restarts of the job take.
-        manager: Who asks for the pod; by default a `TpuManager` by the environment.
-        history: What became of earlier pods; by default the manager's own store, where it has one.
-        prices: By default the public list.
+        strategy: How zones are ranked.
+        max_price_per_hour: Price cap in USD per hour for the whole pod; a request's own cap applies
+            too.
+        work: Durations of the job's steps, saves and restarts.
+        manager: Requests the pod; by default a `TpuManager` set up from the environment.
+        history: Earlier pods; by default those in the manager's store.
+        prices: By default the public price list.
     """
 
     strategy: BiddingStrategy = BiddingStrategy.COST_OPTIMIZED
@@ -63,11 +61,11 @@ class SpotManager(Shown):
             PRICE.check("max_price_per_hour", self.max_price_per_hour, unit="USD")
 
     def with_bidding_strategy(self, strategy: BiddingStrategy | str) -> Self:
-        """Rank zones by this."""
+        """Set how zones are ranked."""
         return replace(self, strategy=BiddingStrategy(strategy))
 
     def with_max_price_per_hour(self, usd: float) -> Self:
-        """Pay no more for an hour of the whole pod."""
+        """Set the price cap for an hour of the whole pod."""
         return replace(self, max_price_per_hour=usd)
 
     def with_work(
@@ -77,32 +75,36 @@ class SpotManager(Shown):
         save_s: float | Figure | None = None,
         restart_s: float | Figure | None = None,
     ) -> Self:
-        """State how long steps, saves and restarts take; measured ones make the ranking yours."""
+        """Set the durations of steps, saves and restarts; measured ones make the ranking exact."""
         times = {"step_s": step_s, "save_s": save_s, "restart_s": restart_s}
-        known = {name: given(one, name) for name, one in times.items() if one is not None}
+        known = {
+            name: seconds_figure(seconds, name)
+            for name, seconds in times.items()
+            if seconds is not None
+        }
         return replace(self, work=replace(self.work, **known))
 
     def with_manager(self, manager: Allocator) -> Self:
-        """Ask through this one."""
+        """Request pods with this manager."""
         return replace(self, manager=manager)
 
     def with_history(self, history: PodLives) -> Self:
-        """Learn from these pods."""
+        """Use this record of earlier pods."""
         return replace(self, history=history)
 
     def with_prices(self, prices: PriceBook) -> Self:
-        """Count with these prices, such as `public_prices().with_rates("mine.yaml")`."""
+        """Use these prices, such as `public_prices().with_rates("mine.yaml")`."""
         return replace(self, prices=prices)
 
     def build(self) -> Self:
-        """Return it; everything was checked as it was given."""
+        """Return the manager; all values were checked when they were set."""
         return self
 
     def rank(self, config: PodConfig) -> ZoneRanking:
-        """Return the zones in the order they would be asked in, and why others would not.
+        """Return the zones in the order to ask, and why others are excluded.
 
         Args:
-            config: What is asked for; its zones, or all of the catalogue where it names none.
+            config: The request; without zones, all zones of the catalog are ranked.
         """
         caps = [cap for cap in (self.max_price_per_hour, config.max_price_per_hour) if cap]
         return rank_zones(
@@ -118,21 +120,21 @@ class SpotManager(Shown):
 
     @either_way
     def bid_for_pod(self, config: PodConfig) -> Pod:
-        """Ask for the pod, zone by zone in the order of the ranking.
+        """Request the pod zone by zone, in the order of the ranking.
 
         Raises:
-            PodUnavailable: No zone with a known price is within the cap (nothing was asked for),
+            PodUnavailable: No zone with a known price is within the cap, so nothing was requested;
                 or none of them has capacity.
         """
         ranking = self.rank(config)
         if not ranking.bids:
             raise PodUnavailable(self._refusal(config, ranking), cause=Cause.UNPLACEABLE.value)
         zones = [bid.zone for bid in ranking.bids]
-        asked = replace(config, zones=tuple(zones), tier=Tier.SPOT)
-        return self._asked.allocate_pod(asked)
+        request = replace(config, zones=tuple(zones), tier=Tier.SPOT)
+        return self._allocator.allocate_pod(request)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "strategy": self.strategy.value,
             "max_price_per_hour": self.max_price_per_hour,
@@ -147,12 +149,12 @@ class SpotManager(Shown):
         return (
             f"No zone qualifies for spot {config.slice}: {reasons}"
             + (f"; and {more} more" if more > 0 else "")
-            + f" ({ranking.age_text}). Raise max_price_per_hour, name other zones, or give prices "
-            "of your own with with_prices()."
+            + f" ({ranking.age_text}). Raise max_price_per_hour, name other zones, or set your "
+            "own prices with with_prices()."
         )
 
     @cached_property
-    def _asked(self) -> Allocator:
+    def _allocator(self) -> Allocator:
         if self.manager is not None:
             return self.manager
         from ..manager import TpuManager
@@ -165,5 +167,5 @@ class SpotManager(Shown):
             return self.history
         from ..manager import TpuManager
 
-        asked = self._asked
-        return asked.store.history if isinstance(asked, TpuManager) else NoLives()
+        allocator = self._allocator
+        return allocator.store.history if isinstance(allocator, TpuManager) else NoLives()

@@ -1,9 +1,11 @@
-"""What must be remembered between commands: pods wanted and seen, attempts, events, money."""
+"""State that commands share: wanted and observed pods, attempts, events and spending."""
 
 from .records import PodEvent as PodEvent
 from .records import ProviderRecord as ProviderRecord
 from .records import WantedPod as WantedPod
 from .spend import Spending as Spending
+from .store import PodLife as PodLife
+from .store import PodLives as PodLives
 from .store import Store as Store
 
-__all__ = ["PodEvent", "ProviderRecord", "Spending", "Store", "WantedPod"]
+__all__ = ["PodEvent", "PodLife", "PodLives", "ProviderRecord", "Spending", "Store", "WantedPod"]

@@ -1,33 +1,32 @@
-"""Locks between processes: held by an open file, so that they end with whoever held them."""
+"""Locks between processes. The kernel releases a lock when the process that has it ends."""
 
-import fcntl
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from ...runtime.files import private_folder
 
 
 @contextmanager
 def holding(path: Path) -> Generator[bool]:
-    """Hold a lock for the block; yields False where somebody else holds it."""
+    """Hold a lock during the block; yield False if another process already has it."""
     private_folder(path.parent)
-    # A child must not keep it: Python opens files so that children do not inherit them.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = FileLock(path, timeout=0, mode=0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
         yield True
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether somebody holds a lock."""
+    """Return whether a process has the lock."""
     if not path.exists():
         return False
     with holding(path) as mine:

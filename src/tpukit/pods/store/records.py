@@ -1,4 +1,4 @@
-"""What the store holds, as values: providers to ask, pods that are wanted, events."""
+"""Records in the store: providers, wanted pods and events."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from ...shown import Shown
 from ..config import PodConfig
 from ..pod import LONGEST_NAME, Pod, check_name
 
-# What of a launch section says whom to ask, and as whom; never the job's variables, which may be
+# Launch settings that identify a provider. The job's variables are excluded, because they may be
 # secret.
 _WHOM = (
     *("project", "zone", "zones", "endpoint", "credentials_file", "namespace", "queue", "image"),
@@ -25,43 +25,45 @@ _ROOM_FOR_ATTEMPT = len("-a9999")
 
 @dataclass(frozen=True)
 class ProviderRecord:
-    """A provider that can be opened again: its name and the settings that say whom to ask."""
+    """A provider's name and settings, with which it can be opened again."""
 
     name: str
     launch: LaunchSettings
 
     @classmethod
     def of(cls, name: str, launch: LaunchSettings) -> "ProviderRecord":
-        """Return the record of a provider, without anything that is only the job's."""
-        asked = launch.model_dump(mode="json", include=set(_WHOM), exclude_unset=True)
-        return cls(name, LaunchSettings(**asked))
+        """Make the record of a provider, without settings that belong only to the job."""
+        settings = launch.model_dump(mode="json", include=set(_WHOM), exclude_unset=True)
+        return cls(name, LaunchSettings(**settings))
 
     @property
     def id(self) -> str:
-        """The same for the same provider, project and settings."""
-        said = self.launch.model_dump_json(exclude_unset=True)
-        return f"{self.name}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+        """A hash that is equal for equal providers, projects and settings."""
+        text = self.launch.model_dump_json(exclude_unset=True)
+        return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def may_share_quota_with(self, other: "ProviderRecord") -> bool:
-        """Whether pods of both may be of one project; one that nobody names may be any."""
-        one, two = self.launch, other.launch
-        same_api = (self.name, one.endpoint) == (other.name, two.endpoint)
-        return same_api and (one.project == two.project or None in (one.project, two.project))
+        """Return whether both may use one project's quota; an unnamed project may be any."""
+        mine, theirs = self.launch, other.launch
+        same_api = (self.name, mine.endpoint) == (other.name, theirs.endpoint)
+        return same_api and (
+            mine.project == theirs.project or None in (mine.project, theirs.project)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedPod:
-    """A pod that should be there, and what is known of it.
+    """A pod that should exist, and its observed state.
 
     Attributes:
-        name: Of the run it is for; its pods are called after it.
-        provider: The id of a `ProviderRecord`.
-        attempt: The number of the pod that is asked for now, from 1; each one lost adds one.
-        zone: Where it is asked for; None before the first time.
-        asked_at: When it was first asked for there.
-        released_at: When it was given up; it is deleted, and then forgotten.
-        keeper: Who replaces it when it is lost; None: the reconciler.
-        pod: As it was last seen; None where it is not there.
+        name: Name of the run, from which its pods' names are made.
+        provider: Id of a `ProviderRecord`.
+        attempt: Number of the current pod, from 1; each lost pod adds one.
+        zone: Zone of the current request; None before the first.
+        asked_at: When the pod was first requested there.
+        released_at: When the pod was released; it is then deleted and removed from the store.
+        keeper: Id of the supervisor that replaces lost pods; None for the reconciler.
+        pod: The pod when last observed; None if it does not exist.
     """
 
     name: str
@@ -78,16 +80,16 @@ class WantedPod:
 
     @property
     def pod_name(self) -> str:
-        """What the provider calls the pod that is asked for now."""
+        """The provider's name for the current pod."""
         return pod_name(self.name, self.attempt)
 
     @property
     def is_released(self) -> bool:
-        """Whether it is to be deleted."""
+        """Whether the pod is to be deleted."""
         return self.released_at is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "name": self.name,
             "pod_name": self.pod_name,
@@ -102,7 +104,7 @@ class WantedPod:
 
 @dataclass(frozen=True)
 class PodEvent(Shown):
-    """Something that happened to a pod or a run.
+    """An event of a pod or a run.
 
     Attributes:
         kind: One word: wanted, asked, ready, lost, refused, deleted, ….
@@ -114,7 +116,7 @@ class PodEvent(Shown):
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "at": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
             "subject": self.subject,
@@ -124,31 +126,31 @@ class PodEvent(Shown):
 
 
 def pod_name(name: str, attempt: int) -> str:
-    """Return what the provider calls the pod of an attempt: `JOB-aN`."""
+    """Return the provider's name for the pod of an attempt: `JOB-aN`."""
     return f"{name}-a{attempt}"
 
 
 def split_pod_name(name: str) -> tuple[str, int]:
-    """Return the run and the attempt that a pod's name stands for."""
+    """Split a pod's name into run and attempt number."""
     run, _, number = name.rpartition("-a")
     return (run, int(number)) if run and number.isdecimal() else (name, 1)
 
 
 def check_run_name(name: str) -> str:
-    """Return the name of a run whose pods can be called after it.
+    """Return the name if the names of a run's pods can be made from it.
 
     Raises:
-        ConfigError: It has odd characters, or leaves no room for the number of an attempt.
+        ConfigError: The name has invalid characters, or leaves no room for an attempt number.
     """
     longest = LONGEST_NAME - _ROOM_FOR_ATTEMPT
     if len(check_name(name)) > longest:
         raise ConfigError(
-            f"{name!r} is too long for a run, whose pods are called {name}-a1 and so on: "
-            f"{longest} letters at most. Try {name[:longest].rstrip('-')!r}."
+            f"{name!r} is too long for a run, whose pods are named {name}-a1, {name}-a2, …; use "
+            f"at most {longest} letters. Try {name[:longest].rstrip('-')!r}."
         )
     return name
 
 
 def to_json(value: Any) -> str:
-    """Write plain data on one line."""
+    """Return plain data as one line of JSON."""
     return json.dumps(value, separators=(",", ":"))

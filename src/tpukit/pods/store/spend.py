@@ -1,4 +1,4 @@
-"""What pods cost: from ready to released, each interval with the price that held when it began."""
+"""Costs of pods: intervals from ready to released, each at the price when it began."""
 
 import json
 import sqlite3
@@ -17,13 +17,14 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """One pod, from ready to released.
+    """The cost of one pod, from ready to released.
 
     Attributes:
-        price: USD an hour for the whole pod, with its source and date; or why none is known.
-        released_at: None while it runs; what it costs then is counted until now.
-        last_seen_at: Where nobody can see it, as its provider does not answer: it is counted until
-            it was last seen. None otherwise.
+        price: USD per hour for the whole pod, with source and date; missing with a reason if not
+            known.
+        released_at: None while the pod runs; its cost is then counted until now.
+        last_seen_at: When the pod was last observed, if its provider does not answer now; its cost
+            is counted until then. None otherwise.
     """
 
     run: str
@@ -40,16 +41,16 @@ class Spending:
 
     @property
     def hours(self) -> float:
-        """Hours from ready to released, or to now."""
+        """Hours from ready until released, last observed or now."""
         return max(0.0, self.until - self.ready_at) / SECONDS_PER_HOUR
 
     @property
     def cost(self) -> Figure:
-        """USD, as sure as the price is."""
+        """Cost in USD, with the origin of the price."""
         return self.price.scaled(self.hours, unit="USD")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             **{name: getattr(self, name) for name in ("run", "pod", "provider", "zone")},
             "slice": self.slice,
@@ -65,13 +66,13 @@ class Spending:
 
 @dataclass(frozen=True)
 class SpendLedger:
-    """Intervals during which pods were paid for."""
+    """Intervals in which pods cost money."""
 
     database: Database
     now: Callable[[], float]
 
     def begin(self, run: str, provider: str, pod: Pod, price: Figure) -> None:
-        """Count a pod from now on; one that is counted already goes on as it is."""
+        """Start to count a pod, unless it is already counted."""
         self.database.write(
             "INSERT OR IGNORE INTO spend"
             " (run, pod, provider, zone, slice, tier, price, ready_at, seen_at)"
@@ -81,7 +82,7 @@ class SpendLedger:
         )
 
     def seen(self, provider: str, pod: str | None = None) -> None:
-        """A provider has answered: its pods that are counted, or one of them, were there now."""
+        """Record that a provider has answered, so that its pods were observed now."""
         self.database.write(
             "UPDATE spend SET seen_at = ?"
             " WHERE provider = ? AND released_at IS NULL AND pod = coalesce(?, pod)",
@@ -89,7 +90,7 @@ class SpendLedger:
         )
 
     def end(self, provider: str, *, zone: str, pod: str) -> None:
-        """Count a pod until now; one that is not counted is no error."""
+        """Stop counting a pod now; an uncounted pod is no error."""
         self.database.write(
             "UPDATE spend SET released_at = ?"
             " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
@@ -97,7 +98,7 @@ class SpendLedger:
         )
 
     def end_unseen(self, provider: str, *, zone: str, pod: str) -> None:
-        """Count a pod until it was last seen."""
+        """Stop counting a pod at its last observation."""
         self.database.write(
             "UPDATE spend SET released_at = coalesce(seen_at, ready_at)"
             " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
@@ -105,7 +106,7 @@ class SpendLedger:
         )
 
     def end_all_but(self, provider: str, kept: Container[tuple[str, str]]) -> None:
-        """Count a provider's pods until now, but for those of these zones and names."""
+        """Stop counting a provider's pods now, except those with these zones and names."""
         rows = self.database.read(
             "SELECT zone, pod FROM spend WHERE provider = ? AND released_at IS NULL", provider
         )
@@ -114,7 +115,7 @@ class SpendLedger:
                 self.end(provider, zone=row["zone"], pod=row["pod"])
 
     def all(self, run: str | None = None) -> list[Spending]:
-        """Return every interval, oldest first, or those of one run."""
+        """Return all intervals, or those of one run, oldest first."""
         rows = self.database.read(
             "SELECT spend.*, silent_since FROM spend LEFT JOIN providers ON providers.id = provider"
             " ORDER BY ready_at, spend.id"

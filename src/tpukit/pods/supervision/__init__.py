@@ -1,1 +1,1 @@
-"""Keeping a job going: attempts one after another, each from the last checkpoint."""
+"""Keep a job running: one attempt after another, each from the last checkpoint."""

@@ -1,33 +1,34 @@
-"""The attempts of a job, written down as they happen: all that a supervisor needs to go on.
+"""The attempts of a job and their events, recorded so that another supervisor can continue.
 
-What was lost is not stored but follows from two attempts that come after each other, so that it
-cannot disagree with them.
+Losses are not stored but derived from consecutive attempts, so that they cannot contradict them.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
-from ...shown import Shown
+from ...shown import Facts, Shown
 from ..causes import Cause, Ending
+from ..pod import Pod
+from ..providers.protocol import GangEvent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt(Shown):
-    """One try at a job: a pod, a gang on it, and how it ended. Times are seconds since the epoch.
+    """An attempt at a job: a pod, its gang and the ending. Times are seconds since the epoch.
 
     Attributes:
-        number: From 1, without gaps.
+        number: Number from 1, without gaps.
         pod: Name of the pod, which may have served the attempt before.
-        slice: What was asked for; another one after a resize.
-        asked_at: When the pod was asked for, or the gang on a pod that was there.
+        slice: The requested slice, which a resize changes.
+        asked_at: When the pod was requested, or the gang on an existing pod.
         started_at: When the processes were started.
-        first_step: The first step that was completed, counted from 1; None before.
-        first_step_at: When that was.
-        last_step: The newest completed step.
+        first_step: First completed step, counted from 1; None before.
+        first_step_at: When the first step was completed.
+        last_step: Newest completed step.
         ended_at: None while it runs.
-        ending: None while it runs, and where the supervisor itself ended.
+        ending: None while it runs, and if the supervisor itself ended.
     """
 
     number: int
@@ -44,29 +45,24 @@ class Attempt(Shown):
     ended_at: float | None = None
     ending: Ending | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `from_dict` reads it."""
-        ending = None if self.ending is None else self.ending.to_dict()
-        return {**asdict(self), "ending": ending}
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Attempt":
         """Read what `to_dict` wrote."""
         plain = dict(values)
-        said = plain.pop("ending")
+        final = plain.pop("ending")
         ending = (
             None
-            if said is None
-            else Ending(Cause(said["cause"]), host=said["host"], evidence=said["evidence"])
+            if final is None
+            else Ending(Cause(final["cause"]), host=final["host"], evidence=final["evidence"])
         )
         return cls(**plain, ending=ending)
 
 
 class Journal(Protocol):
-    """Where attempts are kept. What was recorded outlives the process that recorded it."""
+    """Stores attempts, which outlive the process that recorded them."""
 
     def record(self, job: str, attempt: Attempt) -> None:
-        """Keep an attempt, instead of one with the same number."""
+        """Store an attempt, replacing one with the same number."""
         ...
 
     def attempts(self, job: str) -> Sequence[Attempt]:
@@ -75,13 +71,13 @@ class Journal(Protocol):
 
 
 class MemoryJournal:
-    """Keeps attempts as long as the process lives."""
+    """Stores attempts as long as the process lives."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[int, Attempt]] = {}
 
     def record(self, job: str, attempt: Attempt) -> None:
-        """Keep an attempt, instead of one with the same number."""
+        """Store an attempt, replacing one with the same number."""
         self._jobs.setdefault(job, {})[attempt.number] = attempt
 
     def attempts(self, job: str) -> Sequence[Attempt]:
@@ -90,12 +86,12 @@ class MemoryJournal:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What one interruption cost.
+class Loss(Facts):
+    """The cost of one interruption.
 
     Attributes:
         downtime_s: From the last step before it to the first step after it; None while it lasts.
-        lost_steps: Steps that had to be done again.
+        lost_steps: Number of steps that had to be repeated.
     """
 
     attempt: int
@@ -103,14 +99,10 @@ class Loss:
     downtime_s: float | None
     lost_steps: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "ending": self.ending.to_dict()}
-
 
 def losses(attempts: Sequence[Attempt]) -> list[Loss]:
-    """Return what each interruption between the attempts of a job cost."""
-    found: list[Loss] = []
+    """Return the cost of each interruption between a job's attempts."""
+    costs: list[Loss] = []
     for before, after in pairwise(attempts):
         if before.ending is None:
             continue
@@ -120,5 +112,56 @@ def losses(attempts: Sequence[Attempt]) -> list[Loss]:
             downtime_s = after.first_step_at - since
         if before.last_step is not None and after.first_step is not None:
             again = max(0, before.last_step - after.first_step + 1)
-        found.append(Loss(before.number, before.ending, downtime_s, again))
-    return found
+        costs.append(Loss(before.number, before.ending, downtime_s, again))
+    return costs
+
+
+@dataclass(frozen=True)
+class PodAsked:
+    """A pod is about to be requested."""
+
+    name: str
+    zone: str
+
+
+@dataclass(frozen=True)
+class PodRefused:
+    """A zone refused a pod, or did not grant it in time."""
+
+    name: str
+    zone: str
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True)
+class PodReady:
+    """A pod is ready, and costs money from now on."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True)
+class PodReleased:
+    """A pod was deleted, because it was lost, is replaced or is not needed."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True)
+class AttemptBegan:
+    """Processes were started."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """All processes have ended, with `attempt.ending`."""
+
+    attempt: Attempt
+
+
+SupervisionEvent = (
+    PodAsked | PodRefused | PodReady | PodReleased | AttemptBegan | AttemptEnded | GangEvent
+)

@@ -1,33 +1,69 @@
-"""`Supervisor`: keeps a job going until it is done, or until going on would be in vain.
+"""`Supervisor`: run a job until it is done, or until restarting cannot help.
 
-An attempt is a gang on a pod. When one ends, its cause decides: an eviction asks for a pod
-elsewhere, a failure of infrastructure starts the gang again from the last checkpoint, an error of
-the program stops. Every step of that is in the journal before it is done, so another supervisor
-goes on where this one was killed.
+An attempt is a gang on a pod. When it ends, its cause decides: after an eviction a pod is requested
+elsewhere, after an infrastructure failure the gang restarts from the last checkpoint, after an
+error of the program the job stops. Every action is in the journal before it is taken, so another
+supervisor can continue after a crash.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...errors import ProviderError
 from ...runtime.interruption import undone_if_interrupted
+from ...shown import Shown
 from ..causes import Cause, Ending, Kind
 from ..config import PodConfig
 from ..pod import Pod, check_name
 from ..providers.protocol import Command, Ended, Gang, Provider, Restarted, StepCompleted
-from .events import AttemptBegan, AttemptEnded, SupervisionEvent
-from .journal import Attempt, Journal, MemoryJournal, losses
-from .outcome import Outcome
+from .journal import (
+    Attempt,
+    AttemptBegan,
+    AttemptEnded,
+    Journal,
+    Loss,
+    MemoryJournal,
+    SupervisionEvent,
+    losses,
+)
 from .policy import Policy
 from .zone_search import NoPod, PodWatch, Stopped, ZoneSearch, ending_of
 
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Shown):
+    """How a job ended.
+
+    Attributes:
+        ending: Ending of its last attempt.
+        reason: Why it was not started again.
+        losses: The cost of each interruption.
+    """
+
+    job: str
+    ending: Ending
+    reason: str
+    attempts: tuple[Attempt, ...]
+    losses: tuple[Loss, ...]
+    _facts = ("job", ("done", "is_done"), "ending", "reason", "attempts", "losses")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job finished."""
+        return self.ending.cause is Cause.DONE
+
+    def __rich__(self) -> str:
+        tries = len(self.attempts)
+        return f"{self.job}: {self.ending} after {tries} attempt{'s' * (tries > 1)} ({self.reason})"
+
+
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # how late a wish to stop or to resize is seen
-WRITE_S = 1.0  # how old the newest step in the journal may be
+LOOK_S = 0.5  # largest delay until a request to stop or resize is noticed
+WRITE_S = 1.0  # largest age of the journal's newest step
 
 
 class Supervisor:
@@ -38,13 +74,14 @@ class Supervisor:
     ```
 
     Args:
-        job: Its name; pods are called `JOB-aN`. The same job again goes on from its journal.
-        config: Which pod, in which zones.
-        command: What every host runs.
-        provider: Who gives pods.
-        journal: Where attempts are kept; by default only as long as this process lives.
-        policy: How much is tried.
-        tell: Called with everything that happens, in the thread of `run`.
+        job: Name of the job; its pods are called `JOB-aN`. The same name continues from the
+            journal.
+        config: The request, with its zones.
+        command: The command for every host.
+        provider: The provider of pods.
+        journal: Stores attempts; by default only in this process.
+        policy: Limits on restarts and waits.
+        tell: Called with every event, in the thread of `run`.
     """
 
     def __init__(
@@ -72,23 +109,23 @@ class Supervisor:
         self._pods = ZoneSearch(provider, self._policy, tell=self._tell, stopping=self._stopping)
 
     def stop(self) -> None:
-        """Let the job save and end; from any thread."""
+        """Tell the job to save and end; usable from any thread."""
         self._stopping.set()
 
     def resize(self, config: PodConfig, command: Command | None = None) -> None:
-        """Go on with another pod: save, stop, ask, reshard, resume; from any thread.
+        """Save, stop, and resume on another pod; usable from any thread.
 
         Args:
-            config: Which pod from then on.
-            command: What to run there, where that is not the same.
+            config: The new request.
+            command: The new command, if it changes.
         """
         self._resize_to = (config, command or self._command)
 
     def run(self) -> Outcome:
-        """Supervise until the job has ended; its pod is given back then.
+        """Supervise until the job has ended, and release its pod.
 
         Raises:
-            ProviderError: The provider cannot be reached, or refuses who asks.
+            ProviderError: The provider cannot be reached, or rejects the credentials.
         """
         with undone_if_interrupted(self._abandon):
             try:
@@ -97,16 +134,16 @@ class Supervisor:
                     self._attempt()
                 return self._outcome(reason)
             except Stopped:
-                return self._outcome("it was asked to stop", Ending(Cause.STOPPED))
+                return self._outcome("a stop was requested", Ending(Cause.STOPPED))
             except NoPod as refused:
-                return self._outcome("no zone has a pod for it", refused.ending)
+                return self._outcome("no zone has capacity", refused.ending)
             finally:
                 self._abandon()
 
     # --- one attempt -----------------------------------------------------------------------
 
     def _attempt(self) -> None:
-        """Make an attempt, from asking for a pod to its ending."""
+        """Make an attempt, from the request for a pod to the ending."""
         before = self._attempts()
         if self._stopping.wait(self._policy.pause_s(before)):
             raise Stopped
@@ -116,21 +153,21 @@ class Supervisor:
             where = str(self._config.slice)
             return Attempt(number=number, pod=pod, zone=zone, slice=where, asked_at=asked_at)
 
-        # Written down before it is asked for: whoever comes after a crash knows where to look.
+        # Recorded before the request, so that it can be found after a crash.
         pod = self._usable_pod(number, lambda name, zone: self._record(on(name, zone)))
         attempt = self._record(replace(on(pod.name, pod.zone), started_at=time.time()))
         self._tell(AttemptBegan(attempt))
         try:
             self._gang = self._provider.start(pod, self._command, attempt=number)
         except ProviderError as error:
-            # The pod was there a moment ago: its state says more than the error.
+            # The pod existed a moment ago, so its state explains more than the error.
             ending = Ending(Cause.UNREACHABLE, evidence=str(error))
             self._ended(attempt, self._explained(ending))
         else:
             self._follow(attempt, self._gang, pod)
 
     def _follow(self, attempt: Attempt, gang: Gang, pod: Pod) -> None:
-        """Watch a gang to its end."""
+        """Follow a gang until it ends."""
         watch, lost = None, None
         if not self._runs_gangs:
             watch = PodWatch(self._provider, pod, self._policy.poll_s)
@@ -148,7 +185,8 @@ class Supervisor:
                         self._ended(attempt, ending)
                         return
                 if watch is not None and watch.lost is not None and lost is None:
-                    # A notice may run, in which processes save: they are told, not killed.
+                    # Processes may be saving after a preemption notice, so they are told, not
+                    # killed.
                     lost = watch.lost
                     gang.stop(self._policy.grace_s)
                 if self._stopping.is_set() or self._resize_to is not None:
@@ -159,9 +197,9 @@ class Supervisor:
             gang.close()
 
     def _explained(self, ending: Ending) -> Ending:
-        """Let the pod's state say why, where a process ended because its pod was lost."""
+        """Replace the cause by the pod's, if a process ended because its pod was lost."""
         if ending.cause is Cause.STOPPED and self._resize_to is not None:
-            return replace(ending, evidence=f"to go on as {self._resize_to[0].slice}")
+            return replace(ending, evidence=f"to continue as {self._resize_to[0].slice}")
         uncertain = ending.cause.kind in (Kind.EVICTION, Kind.INFRASTRUCTURE)
         if not uncertain or self._runs_gangs or self._pod is None:
             return ending
@@ -175,7 +213,7 @@ class Supervisor:
     # --- pods ------------------------------------------------------------------------------
 
     def _usable_pod(self, number: int, asking: Callable[[str, str], object]) -> Pod:
-        """Return the pod of the last attempt where it is still good, or another one."""
+        """Return the last attempt's pod if it is still usable, else another one."""
         config = self._config
         bad = self._policy.bad_hosts(self._attempts())
         if self._pod is not None:
@@ -186,9 +224,9 @@ class Supervisor:
             self._release()
         name = f"{self._job}-a{number}"
         labels = {**config.labels, "job": self._job, "attempt": str(number)}
-        asked = replace(config, labels=labels, avoid=tuple({*config.avoid, *bad}))
+        request = replace(config, labels=labels, avoid=tuple({*config.avoid, *bad}))
         self._pod = self._pods.get(
-            name, asked, command=self._command, asking=lambda zone: asking(name, zone)
+            name, request, command=self._command, asking=lambda zone: asking(name, zone)
         )
         return self._pod
 
@@ -198,7 +236,7 @@ class Supervisor:
             self._pods.release(pod)
 
     def _abandon(self) -> None:
-        """Leave nothing behind."""
+        """Release the pod, and leave nothing behind."""
         if self._gang is not None:
             self._gang.close()
         pod = self._pod
@@ -210,21 +248,21 @@ class Supervisor:
     # --- the journal -----------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Take over from an earlier supervisor of the job, and its pod, where there was one."""
+        """Take over the job and pod of an earlier supervisor, if there was one."""
         attempts = self._attempts()
         if not attempts:
             return
         last = attempts[-1]
-        # Also of a job that is over: its supervisor may have died before it gave the pod back.
+        # Also for a finished job, because its supervisor may have died before releasing the pod.
         self._pod = self._provider.get(last.pod, zone=last.zone)
         if last.ending is not None and not last.ending.cause.is_worth_restarting:
-            # It had ended for good; if not by being done, whoever calls wants it again.
+            # It had ended. Unless it was done, the caller wants another attempt.
             self._is_fresh = last.ending.cause is not Cause.DONE
             return
         if last.ending is not None:
             return
         if self._pod is not None and self._pod.is_ready and self._runs_gangs:
-            # The provider kept it running: follow it as if nothing had happened.
+            # The provider kept it running, so follow it.
             self._gang = self._provider.start(self._pod, self._command, attempt=last.number)
             self._follow(last, self._gang, self._pod)
         else:
@@ -254,7 +292,7 @@ class Supervisor:
         return attempt
 
     def _restarted(self, before: Attempt) -> Attempt:
-        """Begin an attempt that the provider itself has started on the same pod."""
+        """Record an attempt that the provider itself has started on the same pod."""
         now = time.time()
         attempt = Attempt(
             number=before.number + 1,
@@ -274,7 +312,7 @@ class Supervisor:
     # --- what follows ----------------------------------------------------------------------
 
     def _why_stop(self) -> str | None:
-        """Return why there is no next attempt; None to make one."""
+        """Return why there is no next attempt, or None."""
         attempts = self._attempts()
         resized, self._resize_to = self._resize_to, None
         if resized is not None:
@@ -284,11 +322,11 @@ class Supervisor:
             return None
         ending = attempts[-1].ending
         if resized is not None and ending is not None and ending.cause is Cause.STOPPED:
-            return "it was asked to stop" if self._stopping.is_set() else None
+            return "a stop was requested" if self._stopping.is_set() else None
         return self._policy.why_stop(attempts)
 
     def _outcome(self, reason: str, ending: Ending | None = None) -> Outcome:
-        """Return how it all ended; an attempt that never had a pod ends with `ending`."""
+        """Return the outcome; an attempt that never had a pod gets `ending`."""
         attempts = self._attempts()
         if ending is not None and attempts and attempts[-1].ending is None:
             self._ended(attempts[-1], ending)

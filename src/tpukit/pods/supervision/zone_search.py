@@ -1,4 +1,4 @@
-"""Getting a pod: zone after zone, each for as long as it may keep us waiting."""
+"""Get a pod: ask zone after zone, each within its time limit."""
 
 import threading
 import time
@@ -10,19 +10,19 @@ from ..causes import Cause, Ending, Kind
 from ..config import PodConfig
 from ..pod import Pod, PodState, Tier
 from ..providers.protocol import Command, Provider
-from .events import PodAsked, PodReady, PodRefused, PodReleased, SupervisionEvent
+from .journal import PodAsked, PodReady, PodRefused, PodReleased, SupervisionEvent
 from .policy import LONGEST_PAUSE_S, Policy
 
 SOON_S = 0.1
-"""How soon a pod is looked at again after it was asked for; then less and less often."""
+"""First pause after a request; later pauses grow."""
 
 
 class Stopped(Exception):
-    """Somebody asked to stop while a pod was waited for."""
+    """A stop was requested while waiting for a pod."""
 
 
 class NoPod(Exception):
-    """No zone gives a pod, and waiting longer is not allowed or would not help."""
+    """No zone grants a pod, and waiting is not allowed or would not help."""
 
     def __init__(self, ending: Ending) -> None:
         self.ending = ending
@@ -30,11 +30,11 @@ class NoPod(Exception):
 
 
 class ZoneSearch:
-    """Asks a provider for pods on behalf of one job.
+    """Requests pods from a provider for one job.
 
     Args:
-        tell: Called with what happens.
-        stopping: Set by whoever wants to stop.
+        tell: Called with every event.
+        stopping: Event that ends the search.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ZoneSearch:
         self._tell, self._stopping = tell, stopping
 
     def zones(self, config: PodConfig) -> Sequence[str]:
-        """Return the zones to ask in, in order; "" is the provider's own."""
+        """Return the zones to ask, in order; "" is the provider's own."""
         return self._provider.capabilities.zones_for(config) or ("",)
 
     def get(
@@ -63,15 +63,15 @@ class ZoneSearch:
         """Return a ready pod.
 
         Args:
-            name: The same name again finds what was asked for before.
-            config: In its zones, in this order.
-            command: What it will run, for providers that run gangs themselves.
-            asking: Called with each zone before it is asked there, to write it down.
+            name: Pod name; the same name finds an earlier request.
+            config: The request, with zones in the order to ask.
+            command: The command, for providers that run gangs themselves.
+            asking: Called with each zone before it is asked, to record it.
 
         Raises:
-            NoPod: There is none; says why.
-            Stopped: Somebody asked to stop.
-            ProviderError: The provider cannot be reached, or refuses who asks.
+            NoPod: No pod is available; the error has the cause.
+            Stopped: A stop was requested.
+            ProviderError: The provider cannot be reached, or rejects the credentials.
         """
         deadline = time.monotonic() + self._policy.patience_s
         pause_s = 1.0
@@ -80,21 +80,21 @@ class ZoneSearch:
             for zone in self.zones(config):
                 asking(zone)
                 self._tell(PodAsked(name, zone))
-                found = self._ask(name, config if not zone else config.in_zone(zone), command)
-                if isinstance(found, Pod):
-                    self._tell(PodReady(found))
-                    return found
-                refusals.append(found)
-                self._tell(PodRefused(name, zone, found.cause, found.evidence))
+                answer = self._ask(name, config if not zone else config.in_zone(zone), command)
+                if isinstance(answer, Pod):
+                    self._tell(PodReady(answer))
+                    return answer
+                refusals.append(answer)
+                self._tell(PodRefused(name, zone, answer.cause, answer.evidence))
             hopeless = all(refusal.cause is Cause.UNPLACEABLE for refusal in refusals)
             if hopeless or time.monotonic() + pause_s > deadline:
-                said = "; ".join(dict.fromkeys(refusal.evidence for refusal in refusals))
-                raise NoPod(replace(refusals[0], evidence=said))
+                text = "; ".join(dict.fromkeys(refusal.evidence for refusal in refusals))
+                raise NoPod(replace(refusals[0], evidence=text))
             self._pause(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def look(self, pod: Pod) -> Pod | None:
-        """Return a pod as it is now; None where it is gone. Outages are waited out for a while.
+        """Return the pod's present state, or None if it is gone; retry during short outages.
 
         Raises:
             ProviderError: The provider did not answer for longer than `Policy.outage_s`.
@@ -116,7 +116,7 @@ class ZoneSearch:
         self._tell(PodReleased(pod))
 
     def _ask(self, name: str, config: PodConfig, command: Command) -> Pod | Ending:
-        """Ask in one zone; return the ready pod, or why there is none."""
+        """Request a pod in one zone; return it when ready, or why there is none."""
         try:
             pod = self._provider.create(name, config, command=command)
         except PodUnavailable as refused:
@@ -147,35 +147,35 @@ class ZoneSearch:
 
 
 def ending_of(pod: Pod) -> Ending:
-    """Return why a pod that is lost was lost, as far as its state tells."""
+    """Return why a lost pod was lost, as far as its state shows."""
     reason = pod.reason or f"the pod is {pod.state}"
     if pod.cause is not None:
         return Ending(pod.cause, evidence=reason)
     if pod.state is PodState.SUSPENDED:
         taken = Cause.SPOT if pod.tier is Tier.SPOT else Cause.MAINTENANCE
         return Ending(taken, evidence=reason)
-    # Providers put the word of a cause first where they know it: "stockout: no more v6e".
+    # Providers put a known cause first: "stockout: no more v6e".
     word = reason.partition(":")[0]
     known = {cause.value: cause for cause in Cause if cause.kind in (Kind.CAPACITY, Kind.EVICTION)}
     return Ending(known.get(word, Cause.NODE_GONE), evidence=reason)
 
 
 class PodWatch:
-    """Looks at a pod now and then beside the gang that runs on it, in a thread of its own."""
+    """Queries a pod regularly in its own thread, while a gang runs on it."""
 
     def __init__(self, provider: Provider, pod: Pod, every_s: float) -> None:
         self._provider, self._pod, self._every_s = provider, pod, every_s
         self._ended = threading.Event()
         self.lost: Pod | None = None
-        self._thread = threading.Thread(target=self._look, name="tpukit-pod-watch", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="tpukit-pod-watch", daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._ended.wait(self._every_s):
             try:
                 now = self._provider.get(self._pod.name, zone=self._pod.zone)
             except ProviderError:
-                continue  # the processes may well go on without their provider's API
+                continue  # processes may well continue during an API outage
             if now is None:
                 self.lost = self._pod.in_state(PodState.FAILED, "the pod is gone")
             elif now.state.is_lost:
@@ -184,5 +184,5 @@ class PodWatch:
                 return
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the queries."""
         self._ended.set()

@@ -1,1 +1,1 @@
-"""What runs on a host of a pod: an agent that starts one process of a job and never outlives us."""
+"""The agent on a host of a pod, which starts one process of a job and ends with it."""

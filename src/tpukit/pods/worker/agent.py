@@ -1,12 +1,12 @@
-"""The agent of one host: starts the process of a job, and never lets it outlive its order.
+"""The agent of one host, which starts a job's process and never lets it outlive the order.
 
-It reads an order from its standard input (`tpukit.pods.worker.order` says how that travels), runs
-the command and exits with its exit code, 128 + n where signal n ended it. When its input ends, the
-command's whole process group is killed at once: nothing stays behind on a host whose supervisor or
-connection is gone.
+It reads an order from standard input (format: `tpukit.pods.worker.order`), runs the command and
+exits with its exit code, or 128 + n if signal n ended it. When the input ends, the command's
+process group is killed at once, so nothing stays on a host after its supervisor or connection is
+gone.
 
-This file is also what ssh runs on hosts where tpukit is not installed: it needs nothing but the
-standard library, and its text never depends on a job.
+ssh also runs this file on hosts without tpukit, so it needs only the standard library, and its text
+never depends on a job.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ import sys
 import tarfile
 from typing import Any
 
-DIRTY_HOST, SETUP_FAILED, NOT_STARTED = 202, 203, 204  # as AgentExit
+DIRTY_HOST, SETUP_FAILED, NOT_STARTED = 202, 203, 204  # as in tpukit.exit_codes
 SIGNALLED = 128
-LOCK = "/tmp/libtpu_lockfile"  # libtpu's own, which stays behind when a process is killed
+LOCK = "/tmp/libtpu_lockfile"  # libtpu's lock file, which a killed process leaves behind
 DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 SETUP_MARK = ".tpukit-setup"
 _PR_SET_PDEATHSIG = 1
 
 
 class SenderGone(Exception):
-    """The standard input ended: nobody waits for this any more."""
+    """The standard input ended, so the sender is gone."""
 
 
 class OrderRefused(Exception):
-    """What was ordered cannot be done here; the exit code says why."""
+    """The order cannot be carried out here; the exit code tells why."""
 
     def __init__(self, code: int, why: str) -> None:
         self.code = code
@@ -44,7 +44,7 @@ class OrderRefused(Exception):
 
 
 class Inbox(io.RawIOBase):
-    """Standard input read to the byte, so that nothing is hidden in a buffer from `select`."""
+    """Unbuffered standard input, so that `select` sees all unread bytes."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -52,24 +52,24 @@ class Inbox(io.RawIOBase):
         self._archive_left = 0
 
     def readable(self) -> bool:
-        """Whether `read` works: it gives the archive's bytes."""
+        """Return True: `read` returns the archive's bytes."""
         return True
 
     def next_line(self) -> bytes:
-        """Return the next line; waits for it."""
+        """Wait for the next line, and return it."""
         while b"\n" not in self._left:
             self._left += self._more()
         line, _, self._left = self._left.partition(b"\n")
         return line
 
-    def lines_here(self) -> list[bytes]:
-        """Return the lines that have come; for when `select` says that there is something."""
+    def received_lines(self) -> list[bytes]:
+        """Return the lines that have arrived; call it when `select` reports input."""
         self._left += self._more()
         *lines, self._left = self._left.split(b"\n")
         return lines
 
     def begin_archive(self, length: int) -> None:
-        """Let `read` return the next `length` bytes, and then the end."""
+        """Let `read` return the next `length` bytes, and then the end of file."""
         self._archive_left = length
 
     def readinto(self, buffer: Any) -> int:
@@ -90,7 +90,7 @@ class Inbox(io.RawIOBase):
 
 
 class Wakeups:
-    """Signals of this process as something that `select` waits for."""
+    """Signals of this process as a file that `select` can wait for."""
 
     def __init__(self) -> None:
         self.arriving, telling = os.pipe()
@@ -101,7 +101,7 @@ class Wakeups:
             signal.signal(number, lambda number, frame: None)
 
     def seen(self) -> set[int]:
-        """Return the signals that came since."""
+        """Return the signals that arrived since the last call."""
         try:
             return set(os.read(self.arriving, 1024))
         except BlockingIOError:
@@ -109,9 +109,9 @@ class Wakeups:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one order, and return the exit code.
+    """Carry out one order, and return the exit code.
 
-    With arguments, modules that a spare interpreter imports while it waits for the order.
+    Arguments are modules that a spare interpreter imports while it waits for the order.
     """
     inbox, wakeups = Inbox(0), Wakeups()
     spare = start_spare(arguments) if arguments else None
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
 
 
 def start(argv: list[str], folder: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command as the leader of a process group that ends with this agent."""
+    """Start a command as leader of a process group that ends with this agent."""
     try:
         return subprocess.Popen(
             argv,
@@ -160,19 +160,19 @@ def start(argv: list[str], folder: str, environment: dict[str, str]) -> subproce
 
 
 def start_spare(modules: list[str]) -> subprocess.Popen[bytes]:
-    """Start an interpreter that imports what a job needs, and waits."""
+    """Start an interpreter that imports a job's modules, and waits."""
     argv = [sys.executable, "-m", "tpukit.pods.worker.spare", *modules]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, preexec_fn=_lead_a_group)
 
 
 def takes_over(spare: subprocess.Popen[bytes], order: dict[str, Any], folder: str) -> bool:
-    """Hand the order to a spare, where it is alive and the command is a Python module."""
+    """Hand the order to a spare if it is alive and the command is a Python module."""
     if order["argv"][1:2] != ["-m"] or spare.poll() is not None:
         return False
     assert spare.stdin is not None
-    told = {**order, "folder": folder}
+    spare_order = {**order, "folder": folder}
     try:
-        spare.stdin.write(json.dumps(told).encode())
+        spare.stdin.write(json.dumps(spare_order).encode())
         spare.stdin.close()
     except BrokenPipeError:
         return False
@@ -180,14 +180,14 @@ def takes_over(spare: subprocess.Popen[bytes], order: dict[str, Any], folder: st
 
 
 def watch(child: subprocess.Popen[bytes], inbox: Inbox, wakeups: Wakeups) -> int:
-    """Wait for a command, passing signals on, and return its exit code as a shell counts it.
+    """Wait for a command, forward signals, and return its exit code as a shell counts it.
 
-    SIGTERM goes to the command alone and not to its group: it may need its own helpers to save.
+    SIGTERM goes only to the command and not to its group, because it may need its helpers to save.
     """
     while child.poll() is None:
         ready, _, _ = select.select([inbox.descriptor, wakeups.arriving], [], [])
         if inbox.descriptor in ready:
-            for line in inbox.lines_here():
+            for line in inbox.received_lines():
                 child.send_signal(json.loads(line)["signal"])
         if signal.SIGTERM in wakeups.seen():
             child.send_signal(signal.SIGTERM)
@@ -196,31 +196,31 @@ def watch(child: subprocess.Popen[bytes], inbox: Inbox, wakeups: Wakeups) -> int
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and everything it started, also what is stopped."""
+    """Kill a command and everything it started, including stopped processes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def prepare_folder(order: dict[str, Any], inbox: Inbox) -> str:
-    """Make the folder, and unpack the bundle in it."""
+    """Create the folder, and unpack the bundle in it."""
     folder = os.path.abspath(os.path.expanduser(order["folder"]))
     try:
         os.makedirs(folder, exist_ok=True)
         if order["bundle_bytes"]:
             inbox.begin_archive(order["bundle_bytes"])
             with tarfile.open(fileobj=io.BufferedReader(inbox), mode="r|*") as archive:
-                # "data": no absolute names, no links or names that lead out, no devices.
+                # "data" refuses absolute names, devices, and links or names that lead out.
                 archive.extractall(folder, filter="data")
             while inbox.read(1 << 16):
-                pass  # what pads the archive
+                pass  # padding of the archive
     except (OSError, tarfile.TarError, TypeError) as error:
         raise OrderRefused(SETUP_FAILED, f"the bundle cannot be unpacked: {error}") from None
     return folder
 
 
 def setup_to_do(order: dict[str, Any], folder: str) -> list[list[str]]:
-    """Return the commands of the setup, or none where they have run in this folder."""
+    """Return the setup commands, or none if they have run in this folder."""
     try:
         with open(os.path.join(folder, SETUP_MARK), encoding="utf-8") as mark:
             return [] if mark.read() == _digest(order["setup"]) else order["setup"]
@@ -229,37 +229,37 @@ def setup_to_do(order: dict[str, Any], folder: str) -> list[list[str]]:
 
 
 def mark_setup(order: dict[str, Any], folder: str) -> None:
-    """Remember that the setup has run."""
+    """Record that the setup has run."""
     if order["setup"]:
         with open(os.path.join(folder, SETUP_MARK), "w", encoding="utf-8") as mark:
             mark.write(_digest(order["setup"]))
 
 
 def remove_stale_lock(lock: str = LOCK) -> None:
-    """Remove libtpu's lock file where no living process has it open."""
+    """Remove libtpu's lock file if no living process has it open."""
     if os.path.exists(lock) and not holders([lock]):
         with contextlib.suppress(OSError):
             os.unlink(lock)
 
 
 def refuse_dirty_host(patterns: tuple[str, ...] = DEVICES) -> None:
-    """Refuse a host on which another process holds a TPU: the command would hang or abort."""
+    """Refuse a host whose TPU another process uses, because the command would hang or abort."""
     devices = [path for pattern in patterns for path in glob.glob(pattern)]
     for pid, path in holders(devices).items():
         raise OrderRefused(
-            DIRTY_HOST, f"{path} is held by process {pid}, which is none of this job"
+            DIRTY_HOST, f"{path} is in use by process {pid}, which does not belong to this job"
         )
 
 
 def holders(paths: list[str]) -> dict[int, str]:
-    """Return the processes that have one of the files open, as far as this user may know."""
-    found: dict[int, str] = {}
+    """Return the processes that have one of the files open, as far as this user can see."""
+    holders_by_pid: dict[int, str] = {}
     for link in glob.glob("/proc/[0-9]*/fd/*") if paths else []:
         pid = int(link.split("/")[2])
         with contextlib.suppress(OSError):
             if pid != os.getpid() and os.readlink(link) in paths:
-                found[pid] = os.readlink(link)
-    return found
+                holders_by_pid[pid] = os.readlink(link)
+    return holders_by_pid
 
 
 def _digest(commands: list[list[str]]) -> str:
@@ -270,7 +270,7 @@ def _lead_a_group() -> None:
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     if sys.platform == "linux":
-        # Should the agent itself be killed, the kernel ends the command.
+        # If the agent itself is killed, the kernel ends the command.
         agent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:

@@ -1,44 +1,30 @@
-"""What a worker is told, and how it travels: lines of JSON on its standard input.
+"""The order for a worker, sent as lines of JSON on its standard input.
 
-The first line is the order, and the bytes of the bundle follow it. After that each line is a
-signal to pass on. The end of the input (its sender ended, or the connection broke) ends the worker
-with everything it started.
+The first line is the order, followed by the bytes of the bundle. Each later line is a signal to
+forward. When the input ends, because the sender ended or the connection broke, the worker ends with
+everything it started.
 """
 
 import json
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 
 AGENT = Path(__file__).with_name("agent.py")
 
 
-class AgentExit(IntEnum):
-    """Exit codes of the agent itself; any other is the command's (128 + n for signal n).
-
-    Attributes:
-        DIRTY_HOST: A TPU of this host is held by another process.
-        SETUP_FAILED: The order or the bundle was refused, or a command of the setup failed.
-        NOT_STARTED: The command could not be started: no such program, or not permitted.
-    """
-
-    DIRTY_HOST = 202
-    SETUP_FAILED = 203
-    NOT_STARTED = 204
-
-
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What one worker runs.
+    """The command for one worker.
 
     Attributes:
-        argv: An argument list; no shell reads it.
-        environment: Variables to set. Values may be secret: they travel by standard input only.
-        folder: Where the bundle is unpacked and the command runs; "~" is the host's home.
-        bundle_bytes: Length of the archive (tar) that follows; 0 for none.
-        setup: Argument lists that run before, once for each folder.
+        argv: An argument list; no shell is used.
+        environment: Variables to set. Values may be secret, so they are sent only by standard
+            input.
+        folder: Folder in which the bundle is unpacked and the command runs; "~" is the host's home.
+        bundle_bytes: Size of the tar archive that follows; 0 for none.
+        setup: Argument lists to run once per folder before the command.
     """
 
     argv: tuple[str, ...]
@@ -48,7 +34,7 @@ class Order:
     setup: tuple[tuple[str, ...], ...] = ()
 
     def to_line(self) -> bytes:
-        """Return the order as it travels; the bundle's bytes come right after it."""
+        """Return the order as bytes; the bundle's bytes follow it."""
         plain = {
             "argv": self.argv,
             "environment": dict(self.environment),
@@ -60,14 +46,14 @@ class Order:
 
 
 def signal_line(number: signal.Signals) -> bytes:
-    """Return what makes the agent send a signal to its command."""
+    """Return the line that makes the agent send a signal to its command."""
     return json.dumps({"signal": int(number)}).encode() + b"\n"
 
 
 def bootstrap() -> tuple[str, ...]:
-    """Return the command that is an agent on a host where tpukit is not installed.
+    """Return the command that runs an agent on a host without tpukit.
 
-    It is the agent's own text, constant and of the standard library alone. Whoever passes it
-    through a shell, as ssh does, quotes it as a whole (`shlex.join`).
+    It contains the agent's source, which is constant and needs only the standard library. To pass
+    it through a shell, as ssh does, quote it with `shlex.join`.
     """
     return ("python3", "-c", AGENT.read_text(encoding="utf-8"))

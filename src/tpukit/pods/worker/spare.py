@@ -1,7 +1,7 @@
-"""A spare interpreter: has imported what a job needs, and becomes its process on order.
+"""A spare interpreter: it has imported a job's modules, and becomes its process on order.
 
 Importing jax, orbax and grain takes most of the time between a kill and the next step. jax reads
-its variables when it is imported, so those of the order are told to its configuration.
+environment variables on import, so the order's variables are set in jax's configuration.
 """
 
 import contextlib
@@ -17,30 +17,30 @@ READY = "spare ready"
 
 
 def main(modules: list[str]) -> None:
-    """Import, wait for an order, and run its module as `python -m` would."""
+    """Import modules, wait for an order, and run its module like `python -m`."""
     for module in modules:
-        # What is not installed here is not needed here.
+        # Modules that are not installed are not needed.
         with contextlib.suppress(ModuleNotFoundError):
             import_module(module)
     sys.stderr.write(f"{READY}\n")
     sys.stderr.flush()
-    said = sys.stdin.buffer.read()
-    if not said:
+    received = sys.stdin.buffer.read()
+    if not received:
         return  # never needed
-    order: dict[str, Any] = json.loads(said)
+    order: dict[str, Any] = json.loads(received)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     _, _, module, *arguments = order["argv"]
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    tell_jax(order["environment"])
+    configure_jax(order["environment"])
     sys.path[0] = order["folder"]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def tell_jax(environment: Mapping[str, str]) -> None:
-    """Set jax's options to the variables that it would have read when it was imported."""
+def configure_jax(environment: Mapping[str, str]) -> None:
+    """Set jax's options to the variables that it would have read on import."""
     if "jax" not in sys.modules:
         return
     import jax
@@ -53,7 +53,7 @@ def tell_jax(environment: Mapping[str, str]) -> None:
 
 
 def _like(current: object, text: str) -> object:
-    """Return the text as the kind of value that the option holds."""
+    """Return the text as the type of the option's value."""
     if isinstance(current, bool):
         return text.lower() in ("1", "true", "t", "yes", "y", "on")
     return type(current)(text) if isinstance(current, int | float) else text

@@ -1,1 +1,1 @@
-"""KV caches in few bits: their codebooks, what they cost, and which one a model bears."""
+"""Quantized KV caches: their codebooks, the error they cause, and the choice of a format."""

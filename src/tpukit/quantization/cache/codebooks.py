@@ -1,4 +1,4 @@
-"""Codebooks for a KV cache: fitted to a model's own keys and values, and kept in a folder."""
+"""Fit codebooks to a model's own keys and values, and keep them in a folder."""
 
 import json
 from collections import Counter
@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 
 from ...annotations import PyTree
 from ...errors import TPUCheckpointError
-from ...hardware.cache_formats import CACHE_FORMATS, CacheFormat, parse_cache_format
+from ...hardware.stored_formats import CACHE_FORMATS, CacheFormat, parse_cache_format
 from ...models.generation.cache import CacheSpec, kept_units
+from ...models.generation.cache_slots import root_mean_squares, rotate
 from ...models.generation.forward import read_prompts
 from ...models.generation.generator import transformer_config
 from ...models.generation.programs import DecodingPrograms
-from ...models.generation.token_codes import root_mean_squares, turned
 from ...models.stored.running import with_stored_parameters
 from ...models.transformer.config import TransformerConfig
 from ...plain_data import read_json
@@ -41,17 +41,18 @@ def fit_cache(
     seed: int = 0,
     progress: Progress = silent,
 ) -> CacheSpec:
-    """A cache format with what it needs of a model: codebooks of its own keys and values.
+    """Return a cache format with codebooks that are fitted to a model's keys and values.
 
-    Every layer has one for its keys and one for its values, fitted to those of the prompts, turned
-    and scaled as the cache keeps them. Integers need nothing, and are returned as they are.
+    Every layer gets one codebook for its keys and one for its values, fitted to the prompts after
+    the rotation and scaling of the cache. Integer formats need no codebook and are returned
+    unchanged.
 
     Args:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
         params: Its parameters.
         prompts: (rows, tokens) of text that the model is for.
-        kv: The format.
-        seed: Of the fit.
+        kv: The cache format.
+        seed: Seed of the k-means.
         progress: Called with a line for each codebook.
     """
     format, config = parse_cache_format(kv), transformer_config(model)
@@ -100,10 +101,10 @@ def save_cache(spec: CacheSpec, folder: str | Path) -> Path:
 
 
 def load_cache(folder: str | Path, model: object) -> CacheSpec:
-    """Read what `save_cache` wrote, for a model.
+    """Read a folder that `save_cache` wrote, and check it against a model.
 
     Raises:
-        TPUCheckpointError: It is damaged, of another version or of another model.
+        TPUCheckpointError: The folder is damaged, of another version or of another model.
     """
     place, config = Path(folder).expanduser(), transformer_config(model)
     format = _format_in(place / DESCRIPTION)
@@ -123,9 +124,9 @@ def load_cache(folder: str | Path, model: object) -> CacheSpec:
                 and bool(np.isfinite(scale).all())
             )
             if not fits:
-                found = "nothing" if entries is None else f"{entries.dtype}{list(entries.shape)}"
+                stored = "nothing" if entries is None else f"{entries.dtype}{list(entries.shape)}"
                 raise TPUCheckpointError(
-                    f"{place} holds {found} for the {name} of layers '{kind}'; expected "
+                    f"{place} holds {stored} for the {name} of layers '{kind}'; expected "
                     f"int8{list(shape)} of '{config.name}'. It is of another model, or damaged."
                 )
             assert entries is not None
@@ -140,12 +141,12 @@ def load_cache(folder: str | Path, model: object) -> CacheSpec:
 
 
 def is_cache_folder(folder: Path) -> bool:
-    """Whether a folder is one that `save_cache` wrote."""
+    """Return whether `save_cache` wrote a folder."""
     return (folder / DESCRIPTION).is_file()
 
 
 def _layers(config: TransformerConfig) -> dict[str, int]:
-    """Layers of each kind that keep tokens of their own."""
+    """Return the number of layers of each kind that have a KV cache."""
     return {
         kind: count
         for kind, count in Counter(config.layer_order).items()
@@ -154,7 +155,7 @@ def _layers(config: TransformerConfig) -> dict[str, int]:
 
 
 def _filled(config: TransformerConfig, params: PyTree, rows: jax.Array) -> Any:
-    """A wide cache after the prompts."""
+    """Return a bfloat16 cache that is filled with the prompts."""
     programs = DecodingPrograms(config, loop=True)
 
     def read(params: PyTree, tokens: jax.Array) -> Any:
@@ -169,8 +170,8 @@ def _filled(config: TransformerConfig, params: PyTree, rows: jax.Array) -> Any:
 
 
 def _vectors(format: CacheFormat, held: jax.Array, seed: int) -> jax.Array:
-    """Some of the vectors that codes will stand for."""
-    units = turned(held.astype(jnp.float32))
+    """Return a sample of the vectors that the cache will encode."""
+    units = rotate(held.astype(jnp.float32))
     blocks = units.reshape(-1, format.sharing(held.shape[-1]))
     scaled = blocks / root_mean_squares(blocks)[:, None].astype(jnp.float32)
     vectors = scaled.reshape(-1, format.group)

@@ -1,31 +1,32 @@
-"""What a KV cache in few bits costs: the tokens it changes, and how far it moves distributions.
+"""Measure how a quantized KV cache changes greedy text, and choose its format.
 
-Two generators of the same weights continue the same prompts, each taking its likeliest token. One
-has the wide cache, the other the narrow one. `free`: each goes on with its own text, and tokens are
-compared place by place; after the first that differs, nearly all do, so this falls with the length
-of the text. `forced`: both read the wide one's text, and at each place the choice is compared, by
-which one bad choice counts once. Neither is the other's estimate; a user sees the first.
+Two generators with the same weights continue the same prompts greedily, one with a bfloat16 cache
+and one with a quantized cache. For `free`, each generator continues its own text and tokens are
+compared position by position. Nearly all tokens after the first difference differ, so `free` falls
+with the length of the text. For `forced`, both read the text of the bfloat16 cache, and the next
+token is compared at every position, so one bad choice counts once. Users see `free`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
+from rich.console import Group
 from rich.table import Table
 
 from ...annotations import PyTree
 from ...errors import TPUValidationError
-from ...hardware.cache_formats import CacheFormat
+from ...hardware.stored_formats import CacheFormat, parse_cache_format
 from ...models.generation import CacheSpec, Generation, Generator, Sampling
-from ...models.generation.agreement import same_choices
 from ...models.generation.cache import kept_units
-from ...models.generation.generator import transformer_config
+from ...models.generation.generator import same_choices, transformer_config
 from ...models.transformer.config import TransformerConfig
 from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from ..measures.evaluation import CONFIDENCE, RESAMPLES, Measured
+from .codebooks import fit_cache
 
 DEFAULT_TARGET = 0.95
 _LOGITS_AT_ONCE = 2**26  # of both caches, so that a large vocabulary does not fill the memory
@@ -33,22 +34,22 @@ _LOGITS_AT_ONCE = 2**26  # of both caches, so that a large vocabulary does not f
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport(Shown):
-    """A narrow cache beside a wide one, on prompts that were continued (origin: measured).
+    """A quantized cache compared with a reference cache on continued prompts (origin: measured).
 
     Attributes:
-        format: Of the narrow cache.
-        reference: Of the wide one.
-        bits: A value of the narrow one takes, scales and what stays in bfloat16 included, when a
-            sequence has its full length.
-        free: Share of tokens that are equal, each cache going on with its own text.
-        forced: Share of choices that are equal, both reading the wide one's text.
-        kl: Mean KL divergence of the narrow one's distribution there, in nats.
-        same_until: Tokens until the first that differs, in the mean over rows; all of them where
-            none does.
-        rows: Prompts.
-        prompt_tokens: Tokens of each.
-        new_tokens: Tokens that each was continued with.
-        target: What `free` was to reach, surely.
+        format: Format of the quantized cache.
+        reference: Format of the reference cache.
+        bits: Bits per value of the quantized cache at full sequence length, with scales and the
+            tokens that stay in bfloat16.
+        free: Share of equal tokens where each cache continues its own text.
+        forced: Share of equal next tokens where both read the reference text.
+        kl: Mean KL divergence of the next-token distributions on that text, in nats.
+        same_until: Mean number of tokens before the first difference; all tokens of a row without
+            a difference.
+        rows: Number of prompts.
+        prompt_tokens: Tokens per prompt.
+        new_tokens: Generated tokens per prompt.
+        target: The value that the lower end of the interval of `free` has to reach.
     """
 
     format: str
@@ -65,20 +66,20 @@ class CacheReport(Shown):
 
     @property
     def reached(self) -> bool:
-        """Whether the lower end of the interval of `free` is at the target."""
+        """Whether the lower end of the interval of `free` reaches the target."""
         return self.free.low >= self.target
 
     def verdict(self) -> str:
-        """One sentence: yes or no, and by how much."""
-        said = "yes" if self.reached else "no"
+        """Return one sentence with the result and its margin."""
+        answer = "yes" if self.reached else "no"
         text = (
-            f"{said}: the {self.format} cache keeps {self.free.text('.3f')} of the greedy tokens "
+            f"{answer}: the {self.format} cache keeps {self.free.text('.3f')} of the greedy tokens "
             f"of {self.reference}; asked for is {self.target:g}, surely."
         )
         return text if self.reached else f"{text} Use int8, or a wider cache."
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fields as plain data."""
         plain = {
             name: value.to_dict() if isinstance(value, Measured) else value
             for name, value in ((n, getattr(self, n)) for n in self.__dataclass_fields__)
@@ -110,16 +111,16 @@ def measure_cache(
     batch_size: int = 16,
     progress: Progress = silent,
 ) -> CacheReport:
-    """Measure what a narrow cache changes of greedy text.
+    """Measure how a quantized cache changes greedy text.
 
     Args:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
-        params: Its parameters, quantized ones too.
-        prompts: (rows, tokens) that both continue; intervals are over rows, so give many.
-        kv: The narrow cache; see `Generator`.
-        reference: The wide one; None for the model's own dtype.
-        new_tokens: Of each row.
-        target: The share of equal tokens that is asked for.
+        params: Its parameters, quantized or not.
+        prompts: (rows, tokens) to continue; intervals are over rows, so give many.
+        kv: The quantized cache; see `Generator`.
+        reference: The reference cache; None for the model's own dtype.
+        new_tokens: Generated tokens per row.
+        target: Required share of equal tokens.
         batch_size: Rows at once.
         progress: Called with a line for each batch.
 
@@ -133,7 +134,7 @@ def measure_cache(
 
 
 class CacheJudge:
-    """Compares caches with one wide cache on the same prompts; see `measure_cache`."""
+    """Compare quantized caches with a reference cache on the same prompts (`measure_cache`)."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class CacheJudge:
         target: float = DEFAULT_TARGET,
         progress: Progress = silent,
     ) -> CacheReport:
-        """What one narrow cache changes."""
+        """Compare one quantized cache with the reference."""
         spec = CacheSpec.of(kv)
         narrow = Generator(self._config, self._params, kv=spec)
         parts: list[dict[str, np.ndarray]] = []
@@ -190,10 +191,10 @@ class CacheJudge:
 
 
 def cache_bits(config: TransformerConfig, format: CacheFormat, tokens: int) -> float:
-    """Bits of each value that the layers of a model keep of a sequence of `tokens` tokens.
+    """Return bits per cached value for a sequence of `tokens` tokens.
 
-    Scales and what stays in bfloat16 are counted; codebooks, which all sequences share, and the
-    states of linear attention are not.
+    Scales and tokens that stay in bfloat16 count. Codebooks, which all sequences share, and states
+    of linear attention do not.
     """
     nbytes = values = 0
     for kind in config.layer_order:
@@ -201,7 +202,7 @@ def cache_bits(config: TransformerConfig, format: CacheFormat, tokens: int) -> f
         if layer.shares_keys_of is None:
             units, held = kept_units(layer).values(), layer.reach(tokens) or tokens
             nbytes += format.nbytes(units, held)
-            values += held * sum(one.number * one.width for one in units)
+            values += held * sum(unit.number * unit.width for unit in units)
     return 8 * nbytes / values if values else 0.0
 
 
@@ -211,18 +212,18 @@ def share_kept(
     found: Generation,
     sampling: Sampling,
 ) -> float | None:
-    """The share of generated tokens that another cache would have chosen after the same text.
+    """Return the share of generated tokens that another cache chooses after the same text.
 
-    What a row draws is a function of seed, row and place, so this holds for any temperature.
+    Random draws depend on seed, row and position only, so this holds at any temperature.
 
     Args:
-        reference: The same weights with a wide cache.
-        prompts: Of the generation.
-        found: What the narrow cache made of them.
-        sampling: How it chose.
+        reference: A generator of the same weights with the reference cache.
+        prompts: The prompts of the generation.
+        found: The generation with the quantized cache.
+        sampling: The sampling of that generation.
 
     Returns:
-        None where nothing was generated.
+        None if nothing was generated.
     """
     same = total = 0
     for row, (prompt, made) in enumerate(zip(prompts, found.tokens, strict=True)):
@@ -234,14 +235,14 @@ def share_kept(
 
 def _greedy(generator: Generator, prompts: np.ndarray, new: int) -> np.ndarray:
     sampling = Sampling(temperature=0)
-    found = generator.generate(prompts, max_new_tokens=new, sampling=sampling)
-    return np.asarray(found.tokens, np.int32)
+    generation = generator.generate(prompts, max_new_tokens=new, sampling=sampling)
+    return np.asarray(generation.tokens, np.int32)
 
 
 def _compare(
     narrow: Generator, wide: Generator, prompts: np.ndarray, text: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of every row, what `CacheReport` has the means of; `text` is the wide one's."""
+    """Return per-row figures whose means `CacheReport` has; `text` is the reference text."""
     new = text.shape[1]
     equal = _greedy(narrow, prompts, new) == text
     until = np.where(equal.all(axis=1), new, np.argmin(equal, axis=1))
@@ -250,7 +251,7 @@ def _compare(
     few = max(1, _LOGITS_AT_ONCE // (2 * new * wide.config.vocab_size))
     for start in range(0, len(prompts), few):
         part = slice(start, start + few)
-        theirs, ours = (one.follow(prompts[part], text[part]) for one in (wide, narrow))
+        theirs, ours = (generator.follow(prompts[part], text[part]) for generator in (wide, narrow))
         forced.append((theirs.argmax(-1) == ours.argmax(-1)).mean(axis=1))
         logs, other = _log_softmax(theirs), _log_softmax(ours)
         kl.append((np.exp(logs) * (logs - other)).sum(-1).mean(axis=1))
@@ -272,3 +273,84 @@ def _measured(rows: np.ndarray) -> Measured:
     edge = (1 - CONFIDENCE) / 2
     low, high = np.quantile(rows[draws].mean(axis=1), (edge, 1 - edge))
     return Measured(float(rows.mean()), float(low), float(high))
+
+
+_FITTED = 4  # one row in so many is for codebooks, and nothing is measured on it
+
+
+@dataclass(frozen=True)
+class CacheChoice(Shown):
+    """Reports on cache formats, and the first format that reaches the target.
+
+    Attributes:
+        reports: In the order of the requested formats.
+        spec: The first format that reaches the target, with its codebooks; None if none does.
+    """
+
+    reports: tuple[CacheReport, ...]
+    spec: CacheSpec | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        chosen = None if self.spec is None else self.spec.format.name
+        return {"chosen": chosen, "formats": [report.to_dict() for report in self.reports]}
+
+    def __rich__(self) -> Group:
+        return Group(*self.reports)
+
+
+def choose_cache(
+    model: object,
+    params: PyTree,
+    rows: Any,
+    *,
+    formats: Iterable[CacheFormat | str],
+    target: float = DEFAULT_TARGET,
+    new_tokens: int | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> CacheChoice:
+    """Measure formats of a KV cache on text, and choose the first that reaches the target.
+
+    Args:
+        model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
+        params: Its parameters.
+        rows: (rows, tokens) of text; codebooks are fitted to every fourth row, the others are
+            prompts.
+        formats: Names in the order of preference.
+        target: Required share of greedy tokens that equal those of a bfloat16 cache, for the lower
+            end of the interval.
+        new_tokens: Generated tokens per prompt; the last quarter of a row by default.
+        batch_size: Rows at once.
+        seed: Seed of the codebooks.
+        progress: Called with one line per step of the work.
+
+    Raises:
+        TPUValidationError: A format is unknown, or there are too few rows.
+    """
+    candidates = [parse_cache_format(name) for name in formats]
+    text = np.asarray(rows, np.int32)
+    new = new_tokens or max(1, text.shape[1] // 4)
+    fitted, prompts = text[::_FITTED], _others(text)
+    if len(prompts) < 2 or text.shape[1] <= new:
+        raise TPUValidationError(
+            f"{text.shape[0]} rows of {text.shape[1]} tokens are too few to measure a cache on; "
+            "give at least 4 rows that are longer than what is generated."
+        )
+    judge = CacheJudge(
+        model, params, prompts[:, : text.shape[1] - new], new_tokens=new, batch_size=batch_size
+    )
+    reports: list[CacheReport] = []
+    chosen: CacheSpec | None = None
+    for format in candidates:
+        spec = fit_cache(model, params, fitted, kv=format, seed=seed, progress=progress)
+        reports.append(judge(spec, target=target, progress=progress))
+        if chosen is None and reports[-1].reached:
+            chosen = spec
+    return CacheChoice(tuple(reports), chosen)
+
+
+def _others(text: np.ndarray) -> np.ndarray:
+    places: Sequence[int] = [n for n in range(len(text)) if n % _FITTED]
+    return text[places]

@@ -1,1 +1,1 @@
-"""Codebooks: vectors that codes stand for, and the k-means that finds them."""
+"""Codebooks, and the k-means that fits them."""

@@ -1,4 +1,4 @@
-"""`Codebook`: the vectors that codes stand for, in int8, and how well they were fitted."""
+"""`Codebook`: int8 vectors that codes index, and the report of their fit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ METRICS: tuple[str, ...] = get_args(Metric)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport(Shown):
-    """How a codebook was fitted.
+    """The report of a codebook's fit.
 
     Attributes:
         history: Mean squared error of a value after each pass, on the vectors of that pass.
-        error: Mean squared error of a value on the last pass, with the codebook before it.
-        vectors: How many it was fitted to.
+        error: Mean squared error of a value in the last pass, before its update.
+        vectors: Number of vectors it was fitted to.
         iterations: Passes made.
-        converged: Whether it stopped because nothing changed any more.
-        respawned: Entries that no vector chose and that were put elsewhere.
+        converged: Whether it stopped because no pass lowered the error.
+        respawned: Entries that no vector chose, and that were moved.
         seconds: Wall time.
-        notes: What a user should know of the fit.
+        notes: Remarks on the fit for users.
     """
 
     history: tuple[float, ...] = ()
@@ -43,25 +43,25 @@ class FitReport(Shown):
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> "FitReport":
-        """The report that `to_dict` wrote; what it does not know is left out.
+    def from_dict(cls, data: Mapping[str, Any]) -> "FitReport":
+        """Read a report that `to_dict` wrote; unknown fields are ignored.
 
         Raises:
-            TypeError, ValueError: Something is no number or text where one should be.
+            TypeError, ValueError: A field has the wrong type.
         """
         return cls(
-            history=tuple(float(value) for value in said.get("history", ())),
-            error=None if said.get("error") is None else float(said["error"]),
-            vectors=int(said.get("vectors", 0)),
-            iterations=int(said.get("iterations", 0)),
-            converged=bool(said.get("converged", False)),
-            respawned=int(said.get("respawned", 0)),
-            seconds=float(said.get("seconds", 0.0)),
-            notes=tuple(str(note) for note in said.get("notes", ())),
+            history=tuple(float(value) for value in data.get("history", ())),
+            error=None if data.get("error") is None else float(data["error"]),
+            vectors=int(data.get("vectors", 0)),
+            iterations=int(data.get("iterations", 0)),
+            converged=bool(data.get("converged", False)),
+            respawned=int(data.get("respawned", 0)),
+            seconds=float(data.get("seconds", 0.0)),
+            notes=tuple(str(note) for note in data.get("notes", ())),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return all fields as plain data."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "history": list(self.history),
             "notes": list(self.notes),
@@ -75,14 +75,14 @@ class FitReport(Shown):
 )
 @dataclass(frozen=True)
 class Codebook(Shown):
-    """Vectors that codes stand for; those of several stages are added up.
+    """Vectors that codes index; entries of several stages are added up.
 
     Attributes:
         entries: (stages, entries, length), int8, or float32 where rounding was not wanted.
-        scale: float32 scalar that entries are multiplied with.
-        metric: What the nearest entry is: by "euclidean" distance, by "cosine" (entries are unit
-            vectors, and a gain is stored with every code) or by "dot" product.
-        fit: How it was fitted; None where nobody said.
+        scale: float32 scalar factor of all entries.
+        metric: How the nearest entry is found: by "euclidean" distance, by "cosine" (entries are
+            unit vectors, and every code has a gain) or by "dot" product.
+        fit: The report of its fit; None if unknown.
     """
 
     entries: jax.Array
@@ -92,17 +92,17 @@ class Codebook(Shown):
 
     @property
     def stages(self) -> int:
-        """How many codes a vector has."""
+        """Number of codes per vector."""
         return self.entries.shape[0]
 
     @property
     def size(self) -> int:
-        """Entries of each stage."""
+        """Entries per stage."""
         return self.entries.shape[1]
 
     @property
     def length(self) -> int:
-        """Values of a vector."""
+        """Values per vector."""
         return self.entries.shape[2]
 
     @property
@@ -117,27 +117,27 @@ class Codebook(Shown):
 
     @property
     def code_dtype(self) -> np.dtype[Any]:
-        """Of codes: the narrowest that holds one."""
+        """The narrowest dtype of codes."""
         return code_dtype(self.size)
 
     @property
     def bits_per_value(self) -> float:
-        """Bits that codes take of each value, at the whole bits a code needs; see `gain_bits`."""
+        """Bits of codes per value, without `gain_bits`."""
         code = max(1, (self.size - 1).bit_length())
         return (self.stages * code + self.gain_bits) / self.length
 
     @property
     def gain_bits(self) -> int:
-        """Bits of the gain that every vector has beside its codes: 16 for cosine, else none."""
+        """Bits of the gain per vector: 16 for cosine, else 0."""
         return 16 if self.metric == "cosine" else 0
 
     def decode(self, codes: jax.Array) -> jax.Array:
-        """The vectors (..., length) of codes (stages, ...); without gain, where there is one."""
+        """Return vectors (..., length) of codes (stages, ...), without gains."""
         take = jax.vmap(lambda table, code: table[code.astype(jnp.int32)])
         return take(self.values, codes).sum(0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Sizes, metric and fit."""
+        """Return sizes, metric and fit as plain data."""
         return {
             "stages": self.stages,
             "entries": self.size,
@@ -161,28 +161,28 @@ class Codebook(Shown):
 
 
 def code_dtype(entries: int) -> Any:
-    """The narrowest unsigned integers that number so many entries."""
+    """Return the narrowest unsigned integer dtype that indexes so many entries."""
     return jnp.uint8 if entries <= 256 else jnp.uint16
 
 
 def parse_metric(name: str) -> Metric:
-    """The metric of a name; "dot_product" is "dot".
+    """Return the metric of a name; "dot_product" is "dot".
 
     Raises:
-        TPUValidationError: There is none of that name.
+        TPUValidationError: The name is unknown.
     """
     spelled = {"dot_product": "dot", "l2": "euclidean"}.get(name, name)
     for known in get_args(Metric):
         if spelled == known:
             return known
     raise TPUValidationError(
-        f"{name!r} is no metric of a codebook; known are {', '.join(METRICS)} and dot_product."
-        + did_you_mean(name, (*METRICS, "dot_product"))
+        f"{name!r} is no metric of a codebook; expected one of {', '.join(METRICS)} and "
+        "dot_product." + did_you_mean(name, (*METRICS, "dot_product"))
     )
 
 
 def round_entries(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int8 entries and the float32 scale that all of them share."""
+    """Round entries to int8 with one float32 scale; return both."""
     wide = values.astype(jnp.float32)
     scale = absmax_scales(wide, INT8).astype(jnp.float32)
     return to_nearest(wide / scale, INT8), scale

@@ -1,4 +1,4 @@
-"""`train_codebook`: k-means of vectors, with weights, a seed and a report."""
+"""Fit a codebook to vectors by k-means."""
 
 import math
 import time
@@ -11,11 +11,78 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
+from ...errors import TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
+from ..formats import MOST_ENTRIES
 from .codebook import Codebook, FitReport, Metric, parse_metric, round_entries
 from .lloyd import Points, Sums, first_entries, lay_out
 from .nearest import nearest
-from .vectors import check_sizes, cut_vectors, cut_weights
+
+
+def check_sizes(**sizes: object) -> None:
+    """Check that every size is a whole number within its range.
+
+    Raises:
+        TPUValidationError: A size is out of range.
+    """
+    for name, size in sizes.items():
+        least, most = (2, MOST_ENTRIES) if name == "entries" else (1, 2**40)
+        if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= most:
+            raise TPUValidationError(
+                f"{name}={size!r}; expected a whole number from {least} to {most}."
+            )
+
+
+def cut_vectors(data: ArrayLike, length: int, entries: int) -> jax.Array:
+    """Return data as float32 vectors (n, length).
+
+    Raises:
+        TPUValidationError: The length does not divide the data, values are not finite, or there are
+            fewer vectors than entries.
+    """
+    values = jnp.asarray(data, jnp.float32)
+    if values.size % length or (values.ndim == 2 and values.shape[1] % length):
+        raise TPUValidationError(
+            f"Data of shape {values.shape} cannot be cut into vectors of {length}; choose a length "
+            "that divides its last axis, or pad it."
+        )
+    vectors = values.reshape(-1, length)
+    if vectors.shape[0] < entries:
+        raise TPUValidationError(
+            f"{vectors.shape[0]} vectors of {length} values cannot fit {entries} entries; give "
+            f"more data, or at most entries={vectors.shape[0]}."
+        )
+    if not bool(_all_finite(vectors)):
+        raise TPUValidationError("Data holds values that are not finite; remove them.")
+    return vectors
+
+
+def cut_weights(weights: ArrayLike, vectors: jax.Array) -> jax.Array:
+    """Return weights of vectors as float32 (n, 1) or (n, length).
+
+    Raises:
+        TPUValidationError: The weights have another shape, are negative, or all zero.
+    """
+    each = jnp.asarray(weights, jnp.float32)
+    if each.shape not in ((vectors.shape[0],), (vectors.shape[0], 1), vectors.shape):
+        raise TPUValidationError(
+            f"weights are {each.shape}; expected {(vectors.shape[0],)} of vectors or "
+            f"{vectors.shape} of values."
+        )
+    if not bool(_all_finite(each) & _all_counted(each)):
+        raise TPUValidationError("weights must be finite, not negative, and not all zero.")
+    return each.reshape(vectors.shape[0], -1)
+
+
+@jax.jit
+def _all_finite(values: jax.Array) -> jax.Array:
+    return jnp.isfinite(values).all()
+
+
+@jax.jit
+def _all_counted(weights: jax.Array) -> jax.Array:
+    return (weights >= 0).all() & (weights > 0).any()
+
 
 # Of all passes, the share that looks at `batch` vectors, and the share at the mean of that and all.
 _EARLY, _MIDDLE = 0.1, 0.1
@@ -41,25 +108,26 @@ def train_codebook(
 ) -> Codebook:
     """Fit a codebook to vectors by k-means.
 
-    It begins with k-means++ on a sample. The first tenth of the passes looks at `batch` vectors,
-    the next at more, the rest at all. An entry that no vector chooses moves to a vector with a
-    large error.
+    It starts with k-means++ on a sample. The first tenth of the passes uses `batch` vectors, the
+    next passes use more, the rest use all. An entry that no vector chooses moves to a vector with
+    a large error.
 
     Args:
-        data: (n, length), or anything whose values can be cut into vectors of `length`.
-        entries: How many to fit, 2 … 65 536.
+        data: (n, length), or an array that can be reshaped to vectors of `length`.
+        entries: Number of entries, 2 … 65 536.
         length: Values of a vector.
-        iterations: Passes, at most.
-        batch: Vectors that early passes look at.
-        metric: "euclidean"; "cosine" for directions, to which a gain is stored with every code; or
-            "dot" for the largest products, with entries no longer than vectors are on average. Only
-            the first follows the error of a matrix product.
-        weights: (n,) of vectors or (n, length) of values, by which squared errors count.
+        iterations: Largest number of passes.
+        batch: Vectors that early passes use.
+        metric: "euclidean"; "cosine" for directions, with a gain per code; or "dot" for the largest
+            dot products, with entries no longer than vectors are on average. Only "euclidean"
+            follows the error of a matmul.
+        weights: Factors of squared errors, (n,) per vector or (n, length) per value.
         seed: The same seed, data and machine give the same codebook.
-        tolerance: It stops when a pass over all vectors lowers the error by less, relatively.
-        dtype: "int8" rounds entries to what a file and the kernel hold; "float32" does not.
-        mesh: Devices among which vectors are divided; None is one device.
-        progress: Called with a line for each pass.
+        tolerance: Training stops when a pass over all vectors lowers the error by less than this
+            share.
+        dtype: "int8" rounds entries as files and kernels store them; "float32" does not.
+        mesh: Devices over which vectors are sharded; None for one device.
+        progress: Called with one line per pass.
 
     Raises:
         TPUValidationError: Sizes, weights or the metric are not valid, or values are not finite.
@@ -81,9 +149,9 @@ def train_codebook(
         while place + 1 < len(stages) and done > stages[place][0]:
             place += 1
         size = stages[place][1]
-        found = points.sums(table, size, bound)
+        sums = points.sums(table, size, bound)
         reach = stride if done < iterations else 1.0
-        table, lost, unused = _moved(table, found, reach, bound, metric=known)
+        table, lost, unused = _moved(table, sums, reach, bound, metric=known)
         error, empty = float(lost), np.flatnonzero(unused)
         change = 1.0 if not history else 1 - error / max(history[-1], 1e-30)
         same, last = size == last, size
@@ -117,16 +185,16 @@ def train_codebook(
 
 @partial(jax.jit, static_argnames="metric")
 def _moved(
-    table: jax.Array, found: Sums, reach: float, bound: jax.Array | None, *, metric: Metric
+    table: jax.Array, sums: Sums, reach: float, bound: jax.Array | None, *, metric: Metric
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Entries after a pass, its mean error, and which entries no vector chose."""
-    means = found.total / jnp.maximum(found.mass, 1e-30)
-    moved = jnp.where(found.mass > 0, table + reach * (means - table), table)
-    return _tame(moved, metric, bound), found.error / found.weight, found.mass.sum(1) == 0
+    """Return entries after a pass, its mean error, and a mask of entries that no vector chose."""
+    means = sums.total / jnp.maximum(sums.mass, 1e-30)
+    moved = jnp.where(sums.mass > 0, table + reach * (means - table), table)
+    return _tame(moved, metric, bound), sums.error / sums.weight, sums.mass.sum(1) == 0
 
 
 def _stages(iterations: int, least: int, most: int) -> list[tuple[int, int]]:
-    """Up to which pass, and over how many vectors."""
+    """Return (last pass, number of vectors) of each stage of the training."""
     early = round(_EARLY * iterations)
     middle = early + round(_MIDDLE * iterations)
     sizes = [(early, least), (middle, round(math.sqrt(least * most))), (iterations, most)]
@@ -136,7 +204,7 @@ def _stages(iterations: int, least: int, most: int) -> list[tuple[int, int]]:
 def _for_metric(
     vectors: jax.Array, metric: Metric, length: int
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, tuple[str, ...]]:
-    """Vectors as k-means sees them, what is added to entries again, the bound, and notes."""
+    """Return vectors for k-means, the offset of entries, the bound on entries, and notes."""
     if metric == "euclidean":
         # Around zero: squares of values far from it would take the digits that errors need.
         middle = vectors.mean(0)
@@ -156,7 +224,7 @@ def _for_metric(
 
 
 def _tame(table: jax.Array, metric: Metric, bound: jax.Array | None) -> jax.Array:
-    """Entries as the metric allows them: unit vectors, or within the bound."""
+    """Project entries to unit vectors for cosine, or to the bound for dot products."""
     if metric == "euclidean":
         return table
     norms = jnp.maximum(jnp.sqrt((table**2).sum(1, keepdims=True)), 1e-30)
@@ -168,7 +236,7 @@ def _tame(table: jax.Array, metric: Metric, bound: jax.Array | None) -> jax.Arra
 def _respawn(
     points: Points, table: jax.Array, empty: np.ndarray, most: int, random: np.random.Generator
 ) -> jax.Array:
-    """Put entries that nobody chose onto vectors drawn by their weighted squared errors."""
+    """Move entries that no vector chose to vectors drawn by their weighted squared errors."""
     vectors, weights = points.first(most)
     wide = weights if points.per_value else None
     lost = (vectors - table[nearest(vectors, table, wide)]) ** 2

@@ -1,8 +1,8 @@
-"""Passes of k-means over many vectors: which entry is theirs, and the sums by entry.
+"""k-means passes over many vectors: nearest entries, and weighted sums per entry.
 
-Vectors lie as (rounds, devices, length, chunk): a device compares one chunk a round. A pass looks
-at the first so many of them, in an order that was shuffled once, so one compiled program makes
-passes of every size, and several devices look at the same vectors as one does.
+Vectors are stored as (rounds, devices, length, chunk): a device compares one chunk per round. They
+are shuffled once, and a pass uses the first N of them. So one compiled program serves passes of
+every size, and several devices use the same vectors as one device.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _DRAWN_TOGETHER = 16
 
 
 class Sums(NamedTuple):
-    """What a pass finds.
+    """Sums that a pass returns.
 
     Attributes:
         total: (entries, length) weighted sums of the vectors of each entry.
         mass: (entries, length or 1) sums of their weights.
         error: The weighted sum of squared errors.
-        weight: The sum of weights, of values.
+        weight: The sum of the weights of all values.
     """
 
     total: jax.Array
@@ -42,14 +42,14 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Points:
-    """Shuffled vectors, laid out for passes.
+    """Shuffled vectors in the layout of a pass.
 
     Attributes:
         values: float32 (rounds, devices, length, chunk).
-        weights: (rounds, devices, length or 1, chunk), or None where all count alike.
-        count: Vectors; what lies past them is padding.
-        form: How they are compared.
-        mesh: Where they lie, or None for one device.
+        weights: (rounds, devices, length or 1, chunk), or None for equal weights.
+        count: Number of vectors; the rest is padding.
+        form: The way of comparing vectors with entries.
+        mesh: The mesh they are sharded over; None for one device.
     """
 
     values: jax.Array
@@ -60,16 +60,16 @@ class Points:
 
     @property
     def per_value(self) -> bool:
-        """Whether values of a vector have weights of their own."""
+        """Whether each value of a vector has its own weight."""
         return self.weights is not None and self.weights.shape[2] > 1
 
     def sums(self, table: jax.Array, most: int, bound: jax.Array | None) -> Sums:
-        """One pass over the first `most` vectors."""
+        """Return the sums of a pass over the first `most` vectors."""
         made = _pass(self.mesh, self.form)
         return made(self.values, self.weights, table, min(most, self.count), bound)
 
     def first(self, most: int) -> tuple[jax.Array, jax.Array | None]:
-        """The first `most` vectors as (n, length), and their weights as they were given."""
+        """Return the first `most` vectors as (n, length), and their weights."""
         return self._rows(self.values, most), (
             None if self.weights is None else self._rows(self.weights, most)
         )
@@ -83,7 +83,7 @@ class Points:
 def lay_out(
     vectors: jax.Array, weights: jax.Array | None, *, entries: int, seed: int, mesh: Mesh | None
 ) -> Points:
-    """Shuffle vectors (n, length) and weights (n, length or 1) and cut them for passes."""
+    """Shuffle vectors (n, length) and weights (n, length or 1), and lay them out for passes."""
     count, length = vectors.shape
     order = np.random.default_rng(seed).permutation(count)
     devices = 1 if mesh is None else mesh.size
@@ -139,7 +139,7 @@ def sums_of_chunks(
     form: Form,
     axis: str | None,
 ) -> Sums:
-    """The sums of one device's chunks, added up over all devices."""
+    """Return the sums of one device's chunks, added up over all devices."""
     _, _, length, chunk = values.shape
     size = table.shape[0]
     devices = 1 if axis is None else jax.lax.axis_size(axis)
@@ -148,7 +148,7 @@ def sums_of_chunks(
     columns = length if wide else 1
 
     def one(step: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        found, squares = carried
+        sums, squares = carried
         vectors = values[step, 0]
         own = jnp.ones((1, chunk)) if weights is None else weights[step, 0]
         number = (step * devices + device) * chunk + jnp.arange(chunk)
@@ -157,16 +157,16 @@ def sums_of_chunks(
         rows = jnp.concatenate([vectors * own, jnp.broadcast_to(own, (columns, chunk))]).T
         # In chunks of their own first: a float32 that counts to millions loses the last vectors.
         return (
-            found + jax.ops.segment_sum(rows, codes, size),
+            sums + jax.ops.segment_sum(rows, codes, size),
             squares + (own * vectors * vectors).sum(),
         )
 
     rounds = (most + chunk * devices - 1) // (chunk * devices)
     start = (jnp.zeros((size, length + columns)), jnp.float32(0))
-    found, squares = jax.lax.fori_loop(0, rounds, one, start)
+    sums, squares = jax.lax.fori_loop(0, rounds, one, start)
     if axis is not None:
-        found, squares = jax.lax.psum((found, squares), axis)
-    total, mass = found[:, :length], found[:, length:]
+        sums, squares = jax.lax.psum((sums, squares), axis)
+    total, mass = sums[:, :length], sums[:, length:]
     # Σ w·(x − c)² from the sums: no vector is looked at twice.
     error = squares - 2 * (total * table).sum() + (mass * table * table).sum()
     weight = mass.sum() * (length // columns)
@@ -177,10 +177,10 @@ def sums_of_chunks(
 def plus_plus(
     vectors: jax.Array, mass: jax.Array, key: jax.Array, *, entries: int, together: int = 1
 ) -> jax.Array:
-    """k-means++: entries drawn from (n, length), each as likely as it is far from those before.
+    """Draw entries from (n, length) by k-means++: the farther from earlier entries, the likelier.
 
-    `together` of them are drawn in a step, each from a share of the chances of its own, so that no
-    two are the same: a GPU takes as long for sixteen as for one.
+    `together` entries are drawn per step, each from its own range of the cumulative probability, so
+    that no two are equal. A GPU takes as long for sixteen as for one.
     """
     count = vectors.shape[0] // _ROW * _ROW
     columns, mass = vectors[:count].T, mass[:count]
@@ -206,7 +206,7 @@ def plus_plus(
 
 
 def first_entries(points: Points, entries: int, seed: int) -> jax.Array:
-    """(entries, length) to begin with: by k-means++ on a sample, or the first of very many."""
+    """Return initial entries (entries, length): by k-means++ on a sample, or the first vectors."""
     if entries > _MOST_PLUS_PLUS or points.count < max(entries, _ROW):
         return points.first(entries)[0]
     vectors, weights = points.first(sample_size(entries))
@@ -216,10 +216,10 @@ def first_entries(points: Points, entries: int, seed: int) -> jax.Array:
 
 
 def sample_size(entries: int) -> int:
-    """How many vectors k-means++ looks at."""
+    """Return the number of vectors in the sample of k-means++."""
     return max(entries, min(max(_LEAST_SAMPLE, _SAMPLE_PER_ENTRY * entries), _MOST_SAMPLE))
 
 
 def drawn_together(form: Form) -> int:
-    """Entries that k-means++ draws in a step: one on a CPU, where steps cost what they compute."""
+    """Return how many entries k-means++ draws per step: one on a CPU."""
     return 1 if form == "loop" else _DRAWN_TOGETHER

@@ -1,10 +1,10 @@
-"""The nearest entry of a codebook, for many vectors.
+"""Find the nearest codebook entry of many vectors.
 
-Vectors lie with their values apart, (length, vectors), so that every processor works on neighbours.
-The score of an entry is |x|² + |c|² − 2·x·c, never negative, and floats that are not negative are
-ordered as their bits are. So the last bits of a score can hold the number of its entry: the least
-of such keys is the nearest entry, found by one `min` that every compiler makes vector instructions
-of, as none does of `argmin`. A score keeps 13 bits of its fraction beside 1024 entries.
+Vectors are stored as (length, vectors), so that neighbouring lanes read neighbouring addresses.
+The score of an entry is |x|² + |c|² − 2·x·c. It is never negative, and floats that are not negative
+sort like their bit patterns. So the lowest bits of a score can store the index of its entry, and
+the smallest key is the nearest entry. One `min` finds it, which every compiler vectorises, unlike
+`argmin`. With 1024 entries a score keeps 13 bits of its fraction.
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ _LEAST_STREAMED = 131_072
 
 
 def form_for(length: int, entries: int, platform: str | None = None, vectors: int = 0) -> Form:
-    """The fastest form for so many vectors on a platform; None is jax's own."""
+    """Return the fastest form for so many vectors on a platform; None is jax's default."""
     platform = platform or jax.default_backend()
     if entries > _MOST_KEYED:
         return "product"
@@ -41,7 +41,7 @@ def form_for(length: int, entries: int, platform: str | None = None, vectors: in
 
 
 def chunk_for(form: Form, vectors: int) -> int:
-    """How many vectors are compared at a time, such that scores stay in cache."""
+    """Return the number of vectors per chunk whose scores stay in cache."""
     return min(_CHUNK[form], -(-vectors // 128) * 128)
 
 
@@ -53,14 +53,14 @@ def nearest_in_chunk(
     form: Form,
     bound: jax.Array | None = None,
 ) -> jax.Array:
-    """int32 (n,): the entry with the least score for each vector.
+    """Return int32 (n,): the entry with the smallest score for each vector.
 
     Args:
         vectors: float32 (length, n).
         entries: float32 (entries, length).
-        weights: (length, n) that squared differences are multiplied with, or None.
+        weights: (length, n) factors of squared differences, or None.
         form: See `Form`.
-        bound: No entry is longer. Where given, the largest dot product is nearest.
+        bound: Largest norm of an entry. If given, the largest dot product is nearest.
     """
     size = entries.shape[0]
     bits = (size - 1).bit_length()
@@ -82,7 +82,7 @@ def nearest_in_chunk(
         return (raw & ~((1 << bits) - 1)) | number
 
     def scores(entry: jax.Array, own: jax.Array) -> jax.Array:
-        """Of entries, or −2 times them without weights: (length,) or (length, entries, 1)."""
+        """Return scores for entries (with weights), or for −2 times the entries (without)."""
         if weights is None:
             made = base + own
             for value in range(vectors.shape[0]):
@@ -96,12 +96,12 @@ def nearest_in_chunk(
     if form in ("loop", "stream"):
         products = _UNROLLED if vectors.shape[1] >= _MANY else _UNROLLED_SHORT
         together = max(1, min(products // entries.shape[1], size))
-        whole = -(-size // together) * together
+        padded = -(-size // together) * together
         # What is past the last entry is the last one again.
         table = jnp.pad(
-            entries if weights is not None else twice, ((0, whole - size), (0, 0)), mode="edge"
+            entries if weights is not None else twice, ((0, padded - size), (0, 0)), mode="edge"
         )
-        offsets = jnp.pad(bias, (0, whole - size), mode="edge")
+        offsets = jnp.pad(bias, (0, padded - size), mode="edge")
 
         def some(step: jax.Array, best: jax.Array) -> jax.Array:
             for offset in range(together):
@@ -111,7 +111,7 @@ def nearest_in_chunk(
             return best
 
         start = jnp.full(vectors.shape[1], jnp.iinfo(jnp.int32).max, jnp.int32)
-        best = jax.lax.fori_loop(0, whole // together, some, start)
+        best = jax.lax.fori_loop(0, padded // together, some, start)
         return best & ((1 << bits) - 1)
     numbers = jnp.arange(size, dtype=jnp.int32)[:, None]
     if form == "fused":
@@ -131,7 +131,7 @@ def nearest_in_chunk(
 
 
 def in_chunks(array: jax.Array, *, form: Form) -> jax.Array:
-    """(count, length) as (chunks, length, chunk), zeros behind the last: what a loop reads."""
+    """Reshape (count, length) to (chunks, length, chunk), padded with zeros."""
     count, length = array.shape
     chunk = chunk_for(form, count)
     rounds = -(-count // chunk)
@@ -146,22 +146,22 @@ def _nearest(
     count = vectors.shape[0]
     cut = partial(in_chunks, form=form)
     if weights is None:
-        found = jax.lax.map(lambda part: nearest_in_chunk(part, entries, form=form), cut(vectors))
+        indices = jax.lax.map(lambda part: nearest_in_chunk(part, entries, form=form), cut(vectors))
     else:
-        found = jax.lax.map(
+        indices = jax.lax.map(
             lambda parts: nearest_in_chunk(parts[0], entries, parts[1], form=form),
             (cut(vectors), cut(weights)),
         )
-    return found.reshape(-1)[:count]
+    return indices.reshape(-1)[:count]
 
 
 def nearest(vectors: jax.Array, entries: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """int32 (n,): which of (entries, length) is nearest to each of (n, length).
+    """Return int32 (n,): the nearest of (entries, length) for each of (n, length).
 
     Args:
         vectors: float32 (n, length).
         entries: float32 (entries, length).
-        weights: float32 (n, length) that squared differences are multiplied with, or None.
+        weights: float32 (n, length) factors of squared differences, or None.
     """
     form = form_for(entries.shape[1], entries.shape[0], vectors=vectors.shape[0])
     return _nearest(vectors, entries, weights, form)

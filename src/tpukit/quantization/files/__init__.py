@@ -1,1 +1,1 @@
-"""Quantized arrays and models on disk, checked when they are read."""
+"""Files of quantized arrays and models."""

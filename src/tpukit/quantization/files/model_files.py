@@ -1,8 +1,8 @@
 """Quantized models on disk: a folder of one safetensors file and one description.
 
-`quantized.safetensors` holds every array (see `files`: version, digest, codes checked against
-their codebook); `quantized.json` says what they are: for each parameter its shape, dtype and axes,
-and for each of its matrices the kind, format and shape. Everything is checked before it is used.
+`quantized.safetensors` holds every array (see `array_files`). `quantized.json` has the shape, dtype
+and axes of each parameter, and the kind, format and shape of each of its matrices. All of it is
+checked before it is used.
 """
 
 import json
@@ -20,12 +20,12 @@ from ...errors import TPUCheckpointError
 from ...kernels.ops.quantized_matmul.weight import FORMATS, ROWS_PER_ELEMENT, QuantizedWeight
 from ...models.stored.calibration import path_text
 from ...models.stored.parameter import StoredParameter, is_stored
-from ...models.stored.part_stack import stacked
-from ...models.stored.product import MatrixAxes
+from ...models.stored.parts import stacked
+from ...models.stored.view import MatrixAxes
 from ...models.transformer.config import TransformerConfig
 from ...plain_data import read_json
 from ...runtime.files import finish_folder, folder_beside, new_folder
-from ..integers.qwix_matrices import ScaledInputs
+from ..integers import ScaledInputs
 from ..model import QuantizedModel
 from ..report import QuantReport
 from ..vector_codes.vq_array import VQArray
@@ -48,13 +48,13 @@ _AS_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What `load_quantized` read.
+    """A quantized model that `load_quantized` read.
 
     Attributes:
-        params: The parameters, stored ones among them.
-        config: Of a reference transformer; None for other models.
-        tokenizer: What its text was made into tokens with, where that was said.
-        report: As plain data; empty where none was saved.
+        params: The parameters, quantized ones as `StoredParameter`.
+        config: The configuration of a reference transformer; None for other models.
+        tokenizer: The tokenizer of its text, if it was stored.
+        report: The quantization report as plain data; empty if none was saved.
     """
 
     params: PyTree
@@ -70,7 +70,7 @@ def save_quantized(
     report: QuantReport | None = None,
     tokenizer: str | None = None,
 ) -> Path:
-    """Write a quantized model into a new folder, which appears when it is complete.
+    """Write a quantized model into a new folder, which appears only when it is complete.
 
     Raises:
         TPUValidationError: The folder holds files already.
@@ -92,7 +92,7 @@ def save_quantized(
             about = _put(name, jnp.asarray(leaf), arrays, others)
         parameters.append({"path": name, **about})
     config = model.config
-    whole = {
+    description = {
         "version": VERSION,
         "config": None if config is None else config.to_dict(),
         "tokenizer": tokenizer,
@@ -101,36 +101,37 @@ def save_quantized(
     }
     with folder_beside(target) as made:
         save_arrays(made / ARRAYS, arrays, others=others, source="tpukit quantize")
-        (made / DESCRIPTION).write_text(json.dumps(whole, indent=1))
+        (made / DESCRIPTION).write_text(json.dumps(description, indent=1))
         finish_folder(made, target)
     return target
 
 
 def load_quantized(folder: str | Path, *, like: PyTree = None) -> SavedModel:
-    """Read what `save_quantized` wrote.
+    """Read a folder that `save_quantized` wrote.
 
     Args:
-        folder: Where.
-        like: A tree of the model's parameters (their values do not matter), for models whose
-            parameters are no nested dicts; what is read takes its form.
+        folder: The folder.
+        like: A tree with the structure of the model's parameters, for models whose parameters are
+            no nested dicts; values do not matter.
 
     Raises:
-        TPUCheckpointError: It is damaged, of another version, or not of this tree.
+        TPUCheckpointError: The folder is damaged, of another version, or of another tree.
     """
     place = Path(folder).expanduser()
     about = _described(place / DESCRIPTION)
     arrays, others = load_arrays(place / ARRAYS)
     try:
         leaves = {
-            str(one["path"]): _parameter(str(one["path"]), one, arrays, others)
-            for one in about["parameters"]
+            str(parameter["path"]): _parameter(str(parameter["path"]), parameter, arrays, others)
+            for parameter in about["parameters"]
         }
         config = about["config"]
         known = None if config is None else TransformerConfig.from_dict(config)
         report, tokenizer = dict(about["report"]), about["tokenizer"]
     except _BADLY_DESCRIBED as error:
         raise TPUCheckpointError(
-            f"{place / DESCRIPTION} and {ARRAYS} do not fit ({type(error).__name__}: {error}); "
+            f"{place / DESCRIPTION} and {ARRAYS} contradict each other ({type(error).__name__}: "
+            f"{error}); "
             "quantize the model again."
         ) from None
     params = _nested(leaves) if like is None else _formed(leaves, like, place)
@@ -138,10 +139,10 @@ def load_quantized(folder: str | Path, *, like: PyTree = None) -> SavedModel:
 
 
 def quantized_config(folder: Path) -> TransformerConfig | None:
-    """The reference transformer that a folder holds; None where it holds another model.
+    """Return the configuration of a folder's reference transformer; None for other models.
 
     Raises:
-        TPUCheckpointError: It cannot be read.
+        TPUCheckpointError: The folder cannot be read.
     """
     try:
         config = _described(folder / DESCRIPTION)["config"]
@@ -154,14 +155,14 @@ def quantized_config(folder: Path) -> TransformerConfig | None:
 
 
 def is_quantized_folder(folder: Path) -> bool:
-    """Whether a folder is one that `save_quantized` wrote."""
+    """Return whether `save_quantized` wrote a folder."""
     return (folder / DESCRIPTION).is_file()
 
 
 def _put(
     name: str, part: Any, arrays: dict[str, VQArray], others: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Add the arrays of a matrix or a parameter, and return what they are."""
+    """Add the arrays of a matrix or a parameter to `tensors`, and return their description."""
     if isinstance(part, VQArray):
         arrays[name] = part
         return {"kind": "vq"}
@@ -193,44 +194,57 @@ def _from_bits(array: Any, dtype: str) -> jax.Array:
     return jnp.asarray(raw.view(jnp.dtype(dtype)))
 
 
-def _parameter(name: str, said: Any, arrays: Any, others: Any) -> Any:
-    if "parts" not in said:
-        return _part(name, said, arrays, others)
-    groups = {kind: tuple(map(int, said["axes"][kind])) for kind in ("stack", "inputs", "outputs")}
-    axes = MatrixAxes(tuple(map(int, said["shape"])), **groups)
-    if sorted(axes.order) != list(range(len(axes.shape))) or axes.count != len(said["parts"]):
-        raise ValueError(f"{name} has {len(said['parts'])} matrices and shape {axes.shape}")
+def _parameter(name: str, description: Any, arrays: Any, others: Any) -> Any:
+    if "parts" not in description:
+        return _part(name, description, arrays, others)
+    groups = {
+        kind: tuple(map(int, description["axes"][kind])) for kind in ("stack", "inputs", "outputs")
+    }
+    axes = MatrixAxes(tuple(map(int, description["shape"])), **groups)
+    if sorted(axes.order) != list(range(len(axes.shape))) or axes.count != len(
+        description["parts"]
+    ):
+        count = len(description["parts"])
+        raise ValueError(f"{name} has {count} matrices, expected {axes.count} of {axes.shape}")
     parts = tuple(
-        _part(f"{name}[{number}]", one, arrays, others) for number, one in enumerate(said["parts"])
+        _part(f"{name}[{number}]", part_description, arrays, others)
+        for number, part_description in enumerate(description["parts"])
     )
     for part in parts:
         if tuple(part.shape) != (axes.rows, axes.columns):
-            raise ValueError(f"{name} has a matrix {part.shape} where {axes.rows, axes.columns} is")
-    return StoredParameter(stacked(parts), axes, jnp.dtype(said["dtype"]).name)
+            raise ValueError(
+                f"{name} has a matrix {part.shape}, expected {axes.rows, axes.columns}"
+            )
+    return StoredParameter(stacked(parts), axes, jnp.dtype(description["dtype"]).name)
 
 
-def _part(name: str, said: Any, arrays: Any, others: Any) -> Any:
+def _part(name: str, description: Any, arrays: Any, others: Any) -> Any:
     kinds: dict[str, Callable[[], Any]] = {
         "vq": lambda: arrays[name],
-        "array": lambda: _array(name, said, others),
-        "weight": lambda: _weight(name, said, others),
-        "scaled": lambda: ScaledInputs(_weight(name, said, others), others[f"{name}.inputs"]),
+        "array": lambda: _array(name, description, others),
+        "weight": lambda: _weight(name, description, others),
+        "scaled": lambda: ScaledInputs(
+            _weight(name, description, others), others[f"{name}.inputs"]
+        ),
     }
-    return kinds[said["kind"]]()
+    return kinds[description["kind"]]()
 
 
-def _array(name: str, said: Any, others: Any) -> jax.Array:
-    found = _from_bits(others[name], said["dtype"])
-    if list(found.shape) != said["shape"]:
-        raise ValueError(f"{name} is {found.shape} and described as {said['shape']}")
-    return found
+def _array(name: str, description: Any, others: Any) -> jax.Array:
+    array = _from_bits(others[name], description["dtype"])
+    if list(array.shape) != description["shape"]:
+        raise ValueError(f"{name} is {array.shape} but is described as {description['shape']}")
+    return array
 
 
-def _weight(name: str, said: Any, others: Any) -> QuantizedWeight:
-    format, (rows, columns) = said["format"], map(int, said["shape"])
-    data, scales = _from_bits(others[f"{name}.data"], said["dtype"]), others[f"{name}.scales"]
+def _weight(name: str, description: Any, others: Any) -> QuantizedWeight:
+    format, (rows, columns) = description["format"], map(int, description["shape"])
+    data, scales = (
+        _from_bits(others[f"{name}.data"], description["dtype"]),
+        others[f"{name}.scales"],
+    )
     if format not in FORMATS or format == "vq":
-        raise ValueError(f"{name} is in {format!r}")
+        raise ValueError(f"{name} has the unknown format {format!r}")
     held = data.shape[0] * ROWS_PER_ELEMENT[format]
     fits = data.shape[1:] == (columns,) and rows <= held < rows + 256
     if not fits or scales.shape[1:] != (columns,) or held % scales.shape[0]:

@@ -1,1 +1,1 @@
-"""What quantizing costs and gains: losses on held-out data, text, and time."""
+"""Measures of a quantized model: error on held-out data, generated text, and speed."""

@@ -1,4 +1,10 @@
-"""What quantizing costs, measured on held-out batches, each figure with a bootstrap interval."""
+"""Compare a quantized model with the full one: perplexity, KL and generated text on held-out data.
+
+Rotated 2-bit models can keep the likelihood of given text and still fail to write (Bielik-Q2,
+2026). So both models also continue the same prompts with the same seed, and the full model reads
+both texts. The generation score is its perplexity on its own text over that on the quantized
+model's text; 1 means no loss.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...models.loss.loss import token_targets
-from ...models.stored.spread import Spread
+from ...annotations import PyTree
+from ...models.generation import Generator, Sampling
+from ...models.loss import token_targets
+from ...models.stored.placement import Spread
 from ...shown import Shown
+from ..subject import Subject
 
 # What retention is a ratio of; see `QuantizationEvaluation`.
 Measure: TypeAlias = Literal["perplexity", "accuracy", "agreement", "output"]
@@ -27,27 +36,26 @@ class Measured(Shown):
     high: float
 
     def to_dict(self) -> dict[str, float]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
     def text(self, format: str = ".4f") -> str:
-        """The value and its interval."""
+        """Return the value and its interval as text."""
         return f"{self.value:{format}} ({self.low:{format}} … {self.high:{format}})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationEvaluation(Shown):
-    """A quantized model beside the one it was made of (origin: measured).
+    """A quantized model compared with the full one (origin: measured).
 
     Attributes:
-        measure: What `retention` compares: "perplexity" (the full one's over the quantized one's),
-            "accuracy" (quantized over full), "agreement" (how often both choose the same class,
-            where data has no targets) or "output" (1 minus the relative squared error, where
-            outputs are no classes).
-        retention: 1 where nothing was lost.
+        measure: What `retention` is: "perplexity" (full over quantized), "accuracy" (quantized over
+            full), "agreement" (share of equal classes, for data without targets) or "output" (1
+            minus the relative squared error, for outputs that are no classes).
+        retention: The measure; 1 means no loss.
         kl: Mean KL divergence of the quantized model's distribution from the full one's, in nats;
-            None where outputs are no classes.
-        agreement: How often both choose the same class; None where there are none.
+            None if outputs are no classes.
+        agreement: Share of equal classes; None if outputs are no classes.
         rows: Rows of held-out data.
         places: Tokens or examples in them.
     """
@@ -60,7 +68,7 @@ class QuantizationEvaluation(Shown):
     places: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return {
             "measure": self.measure,
             "retention": self.retention.to_dict(),
@@ -73,42 +81,46 @@ class QuantizationEvaluation(Shown):
 
 
 class QuantizationEvaluator:
-    """Compares parameters with the full ones on the same batches; one program for all of them.
+    """Compare parameters with the full ones on the same batches, by one compiled program.
 
     Args:
         apply: (params, batch) -> outputs.
-        params: The full ones.
+        params: The full parameters.
         batches: Held-out data.
         spread: Devices that share each batch; one by default.
     """
 
     def __init__(
         self,
-        apply: Callable[[Any, Any], Any],
-        params: Any,
-        batches: Sequence[Any],
+        apply: Callable[[PyTree, PyTree], PyTree],
+        params: PyTree,
+        batches: Sequence[PyTree],
         spread: Spread | None = None,
     ) -> None:
         self._spread = spread
         self._prepare(self._compiled(apply), params, batches)
 
-    def _compiled(self, apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def _compiled(
+        self, apply: Callable[[PyTree, PyTree], PyTree]
+    ) -> Callable[[PyTree, PyTree], PyTree]:
         run, spread = jax.jit(apply), self._spread
         return run if spread is None else lambda params, batch: run(spread.params(params), batch)
 
-    def _prepare(self, run: Callable[[Any, Any], Any], params: Any, batches: Sequence[Any]) -> None:
+    def _prepare(
+        self, run: Callable[[PyTree, PyTree], PyTree], params: PyTree, batches: Sequence[PyTree]
+    ) -> None:
         self._apply = run
         place = self._spread
-        self._batches = [one if place is None else place.batch(one) for one in batches]
+        self._batches = [batch if place is None else place.batch(batch) for batch in batches]
         self._full = [self._apply(params, batch) for batch in self._batches]
         self.measure: Measure = measure_of(self._full[0], self._batches[0])
 
-    def beside(self, params: Any, batches: Sequence[Any]) -> "QuantizationEvaluator":
-        """Another one with other batches, by the same compiled program.
+    def beside(self, params: PyTree, batches: Sequence[PyTree]) -> "QuantizationEvaluator":
+        """Return an evaluator of other batches that uses the same compiled program.
 
         Args:
-            params: The full ones.
-            batches: Data.
+            params: The full parameters.
+            batches: The other batches.
         """
         made = QuantizationEvaluator.__new__(QuantizationEvaluator)
         made._spread = self._spread
@@ -116,9 +128,9 @@ class QuantizationEvaluator:
         return made
 
     def __call__(
-        self, params: Any, apply: Callable[[Any, Any], Any] | None = None
+        self, params: PyTree, apply: Callable[[PyTree, PyTree], PyTree] | None = None
     ) -> QuantizationEvaluation:
-        """What other parameters make of the batches, or another function of them."""
+        """Evaluate other parameters, or another function, on the batches."""
         run = self._apply if apply is None else self._compiled(apply)
         return self._summed(
             [
@@ -127,12 +139,12 @@ class QuantizationEvaluator:
             ]
         )
 
-    def kl(self, params: Any) -> float:
-        """The mean KL divergence, or the relative squared error where there is none."""
-        found = self(params)
-        return found.kl.value if found.kl is not None else 1 - found.retention.value
+    def kl(self, params: PyTree) -> float:
+        """Return the mean KL divergence, or the relative squared error without classes."""
+        evaluation = self(params)
+        return evaluation.kl.value if evaluation.kl is not None else 1 - evaluation.retention.value
 
-    def _summed(self, parts: Sequence[Any]) -> QuantizationEvaluation:
+    def _summed(self, parts: Sequence[PyTree]) -> QuantizationEvaluation:
         rows = {
             name: np.concatenate([np.asarray(part[name], np.float64) for part in parts])
             for name in parts[0]
@@ -141,11 +153,11 @@ class QuantizationEvaluator:
         draws = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
 
         def measured(value: Callable[[Callable[[str], Any]], Any]) -> Measured:
-            whole = float(value(lambda name: rows[name].sum()))
+            mean = float(value(lambda name: rows[name].sum()))
             drawn = value(lambda name: rows[name][draws].sum(axis=1))
             edge = (1 - CONFIDENCE) / 2
             low, high = np.quantile(drawn, (edge, 1 - edge))
-            return Measured(whole, float(low), float(high))
+            return Measured(mean, float(low), float(high))
 
         classes = self.measure != "output"
         return QuantizationEvaluation(
@@ -166,8 +178,8 @@ _RETENTION: dict[str, Callable[[Callable[[str], Any]], Any]] = {
 }
 
 
-def measure_of(outputs: Any, batch: Any) -> Measure:
-    """What is lost of such outputs is measured by; see `QuantizationEvaluation`."""
+def measure_of(outputs: PyTree, batch: PyTree) -> Measure:
+    """Return the measure for such outputs; see `QuantizationEvaluation`."""
     if not isinstance(outputs, jax.Array) or outputs.ndim < 2 or outputs.shape[-1] < 2:
         return "output"
     if _targets(outputs, batch) is None:
@@ -175,36 +187,38 @@ def measure_of(outputs: Any, batch: Any) -> Measure:
     return "perplexity" if outputs.ndim > 2 else "accuracy"
 
 
-def _targets(outputs: Any, batch: Any) -> jax.Array | None:
-    """Classes that are right, negative where nobody knows; next tokens where data has no others."""
+def _targets(outputs: PyTree, batch: PyTree) -> jax.Array | None:
+    """Return target classes, negative if unknown; next tokens for data without targets."""
     if not isinstance(outputs, jax.Array) or not isinstance(batch, dict):
         return None
-    found = token_targets(batch, outputs.shape[:-1])
+    targets = token_targets(batch, outputs.shape[:-1])
     tokens = batch.get("inputs")
-    if found is not None or "targets" in batch or tokens is None or outputs.ndim != 3:
-        return found
+    if targets is not None or "targets" in batch or tokens is None or outputs.ndim != 3:
+        return targets
     if tokens.shape != outputs.shape[:2] or tokens.dtype.kind not in "iu":
         return None
     return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
 
 
-def divergence(full: Any, other: Any, measure: Measure) -> jax.Array:
-    """The mean KL divergence, or the relative squared error where there is none; a scalar."""
-    found = _compare(full, other, None, measure)
+def divergence(full: PyTree, other: PyTree, measure: Measure) -> jax.Array:
+    """Return the mean KL divergence, or the relative squared error if outputs are no classes."""
+    sums = _compare(full, other, None, measure)
     if measure == "output":
-        return found["error"].sum() / jnp.maximum(found["size"].sum(), 1e-30)
-    return found["kl"].sum() / found["places"].sum()
+        return sums["error"].sum() / jnp.maximum(sums["size"].sum(), 1e-30)
+    return sums["kl"].sum() / sums["places"].sum()
 
 
-def _compare(full: Any, other: Any, targets: jax.Array | None, measure: str) -> dict[str, Any]:
+def _compare(
+    full: PyTree, other: PyTree, targets: jax.Array | None, measure: str
+) -> dict[str, Any]:
     if measure == "output":
         return _distances(full, other)
     return _of_classes(full, other, targets)
 
 
 @jax.jit
-def _distances(full: Any, other: Any) -> dict[str, Any]:
-    """Squared errors of all outputs, by row."""
+def _distances(full: PyTree, other: PyTree) -> dict[str, Any]:
+    """Return squared errors of all outputs per row."""
 
     def rows(leaf: jax.Array) -> jax.Array:
         return leaf.astype(jnp.float32).reshape(leaf.shape[0] if leaf.ndim else 1, -1)
@@ -217,7 +231,7 @@ def _distances(full: Any, other: Any) -> dict[str, Any]:
 
 @jax.jit
 def _of_classes(full: jax.Array, other: jax.Array, targets: jax.Array | None) -> dict[str, Any]:
-    """Sums over the places of each row."""
+    """Return sums over the positions of each row."""
     wide = [logits.astype(jnp.float32) for logits in (full, other)]
     p, q = (jax.nn.log_softmax(logits, axis=-1) for logits in wide)
     places = tuple(range(1, full.ndim - 1))
@@ -226,7 +240,7 @@ def _of_classes(full: jax.Array, other: jax.Array, targets: jax.Array | None) ->
         return jnp.sum(x.astype(jnp.float32), axis=places)
 
     best = [jnp.argmax(logits, axis=-1) for logits in wide]
-    found = {
+    sums = {
         "kl": summed(jnp.sum(jnp.exp(p) * (p - q), axis=-1)),
         "same": summed(best[0] == best[1]),
         "places": summed(jnp.ones(full.shape[:-1])),
@@ -236,7 +250,55 @@ def _of_classes(full: jax.Array, other: jax.Array, targets: jax.Array | None) ->
         at = jnp.maximum(targets, 0)[..., None]
         for name, logs, choice in (("full_", p, best[0]), ("", q, best[1])):
             loss = -jnp.take_along_axis(logs, at, axis=-1)[..., 0]
-            found[f"{name}loss"] = summed(jnp.where(known, loss, 0.0))
-            found[f"{name}right"] = summed((choice == targets) & known)
-        found["counted"] = summed(known)
-    return found
+            sums[f"{name}loss"] = summed(jnp.where(known, loss, 0.0))
+            sums[f"{name}right"] = summed((choice == targets) & known)
+        sums["counted"] = summed(known)
+    return sums
+
+
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 32, 16, 32
+
+
+def generation_score(
+    subject: Subject, params: PyTree, batches: Sequence[PyTree]
+) -> tuple[Measured | None, str]:
+    """Return the generation score, or None and the reason.
+
+    Args:
+        subject: The full model.
+        params: The quantized parameters.
+        batches: Held-out text; prompts are its beginnings.
+    """
+    if subject.config is None:
+        return None, "not measured: only reference transformers generate here"
+    rows = np.concatenate([np.asarray(batch["inputs"]) for batch in batches])[:PROMPTS]
+    length = min(PROMPT_TOKENS, rows.shape[1] // 2)
+    room = subject.config.max_seq_len - length
+    if length < 1 or room < 2:
+        return None, "not measured: held-out rows are too short to continue"
+    prompts, new = rows[:, :length], min(NEW_TOKENS, room)
+    losses = [
+        _losses(subject, prompts, _written(subject, given, prompts, new), length)
+        for given in (subject.params, params)
+    ]
+    draws = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
+    lost = losses[0] - losses[1]
+    edge = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.exp(lost[draws].mean(axis=1)), (edge, 1 - edge))
+    return Measured(float(np.exp(lost.mean())), float(low), float(high)), ""
+
+
+def _written(subject: Subject, params: PyTree, prompts: np.ndarray, new: int) -> np.ndarray:
+    made = Generator(subject.config, params).generate(
+        prompts, max_new_tokens=new, sampling=Sampling(temperature=1.0, seed=1)
+    )
+    return np.asarray(made.tokens, np.int32)
+
+
+def _losses(subject: Subject, prompts: np.ndarray, text: np.ndarray, length: int) -> np.ndarray:
+    """Return the full model's mean loss per row."""
+    text_after_prompts = jnp.asarray(np.concatenate([prompts, text], axis=1))
+    logits = jax.jit(subject.apply)(subject.params, {"inputs": text_after_prompts})
+    logs = jax.nn.log_softmax(logits[:, length - 1 : -1].astype(jnp.float32), axis=-1)
+    losses = -jnp.take_along_axis(logs, text_after_prompts[:, length:, None], axis=-1)[..., 0]
+    return np.asarray(losses.mean(axis=1), np.float64)

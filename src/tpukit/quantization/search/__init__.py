@@ -1,1 +1,1 @@
-"""Formats chosen by what each matrix is worth, and the numbers tuned once they are."""
+"""The search for a format per matrix, and the tuning of quantized models."""

@@ -1,4 +1,4 @@
-"""A model whose inputs were measured: what every way of quantizing it starts from."""
+"""`Calibrated`: a model with its matrices and calibration data, which plans are quantized from."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...kernels.ops.quantized_matmul.weight import array_bytes
 from ...models.stored.calibration import (
@@ -16,29 +17,28 @@ from ...models.stored.calibration import (
     collect_statistics,
     find_matrices,
 )
-from ...models.stored.part import Part, part_matrix
-from ...models.stored.placement import place_part
-from ...models.stored.spread import Spread
+from ...models.stored.parts import Part, part_matrix
+from ...models.stored.placement import Spread, place_part
 from ...runtime.progress import Progress
-from ..integers.qwix_matrices import Method
+from ..integers import Method
 from ..measures.evaluation import QuantizationEvaluator
 from ..model import matrix_of, parameter_of, replaced
 from ..plan import SKIP, QuantPlan
-from ..rounding import round_matrices
 from ..subject import Subject
+from ..uniform import round_matrices
 from ..vector_codes.codec import output_error
 
 
 @dataclass(frozen=True, eq=False)
 class RoundingMethod:
-    """How matrices are quantized, whatever their format.
+    """Options of rounding that hold for every format.
 
     Attributes:
         integers: See `round_matrix`.
-        seed: Of codebooks.
-        sequential: In how many blocks a model is quantized, the inputs of each measured with those
-            before it quantized; 1 measures all of them on the full model.
-        codec: Further arguments of `quantize_matrix`.
+        seed: Seed of the codebooks.
+        sequential: Number of blocks of matrices. Inputs of a block are measured with all earlier
+            blocks quantized; 1 measures all inputs on the full model.
+        codec: Other arguments of `quantize_matrix`.
     """
 
     integers: Method | None = None
@@ -49,17 +49,17 @@ class RoundingMethod:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A model, its matrices, data to measure inputs on, and data to judge by.
+    """A model, its matrices, calibration data, and held-out data.
 
     Attributes:
-        spread: Devices that share what is measured; None for the one where the parameters are.
+        spread: Devices that share the measurements; None for the device of the parameters.
     """
 
     subject: Subject
     matrices: ModelMatrices
-    batches: Sequence[Any]
+    batches: Sequence[PyTree]
     evaluator: QuantizationEvaluator
-    evaluation_batches: Sequence[Any]
+    evaluation_batches: Sequence[PyTree]
     rounding: RoundingMethod
     progress: Progress
     spread: Spread | None = None
@@ -68,24 +68,24 @@ class Calibrated:
     def of(
         cls,
         subject: Subject,
-        batches: Sequence[Any],
-        evaluation: Sequence[Any],
+        batches: Sequence[PyTree],
+        evaluation: Sequence[PyTree],
         rounding: RoundingMethod,
         progress: Progress,
         mesh: Mesh | None = None,
     ) -> "Calibrated":
-        """Find the matrices and run the full model on the data it is judged by.
+        """Find the matrices, and run the full model on the held-out data.
 
         Raises:
-            TPUModelError: No parameter is multiplied with anything.
-            MeshError: Nothing is split along an axis of the mesh.
+            TPUModelError: The model has no matmul with a parameter.
+            MeshError: Nothing is sharded along an axis of the mesh.
             TPUValidationError: The devices of the mesh cannot share a batch.
         """
         matrices = find_matrices(subject.apply, subject.params, batches[0])
         if not matrices.found:
             why = "; ".join(f"{path}: {reason}" for path, reason in matrices.refused.items())
             raise TPUModelError(
-                f"the model multiplies nothing with a whole parameter, so there is nothing to "
+                f"the model has no matmul with a whole parameter, so there is nothing to "
                 f"quantize{f' ({why})' if why else ''}."
             )
         spread: Spread | None = None
@@ -98,12 +98,12 @@ class Calibrated:
     @property
     def by_name(self) -> dict[str, ModelMatrix]:
         """Matrices by name."""
-        return {one.name: one for one in self.matrices.found}
+        return {matrix.name: matrix for matrix in self.matrices.found}
 
     def statistics(
         self, names: Iterable[str], parts: dict[str, Part] | None = None
     ) -> dict[str, InputStatistics]:
-        """XᵀX of the inputs of some matrices, with `parts` in place of others."""
+        """Return XᵀX of the inputs of some matrices, with `parts` as other matrices."""
         params = self.subject.params
         if parts:
             params = replaced(params, self.matrices, parts)
@@ -117,35 +117,38 @@ class Calibrated:
         )
 
     def quantize(self, plan: QuantPlan) -> dict[str, "Stored"]:
-        """Every matrix of a plan, block by block: a block's inputs are measured with those before.
+        """Quantize every matrix of a plan, block by block.
 
-        Matrices of one format and shape in a block are quantized together.
+        Inputs of a block are measured with all earlier blocks quantized. Matrices of one format and
+        shape in a block are quantized together.
         """
         names = [name for name in plan.formats if plan.formats[name] != SKIP]
         made: dict[str, Stored] = {}
         for block in _blocks(names, self.rounding.sequential):
-            seen = self.statistics(block, {name: one.part for name, one in made.items()})
+            statistics = self.statistics(
+                block, {name: stored.part for name, stored in made.items()}
+            )
             for format, some in self.alike(block, plan.formats).items():
-                made |= self.store(some, format[0], seen)
+                made |= self.store(some, format[0], statistics)
                 self.progress(f"{format[0]} {len(made)} of {len(names)}: {', '.join(some)}")
         return {name: made[name] for name in names}
 
     def alike(
         self, names: Iterable[str], formats: Mapping[str, str]
     ) -> dict[tuple[str, tuple[int, int]], list[str]]:
-        """Names by format and shape: what one program quantizes."""
-        found: dict[tuple[str, tuple[int, int]], list[str]] = {}
+        """Group names by format and shape; one program quantizes a group."""
+        groups: dict[tuple[str, tuple[int, int]], list[str]] = {}
         for name in names:
-            found.setdefault((formats[name], self.by_name[name].shape), []).append(name)
-        return found
+            groups.setdefault((formats[name], self.by_name[name].shape), []).append(name)
+        return groups
 
     def store(
-        self, names: Sequence[str], format: str, seen: Mapping[str, InputStatistics]
+        self, names: Sequence[str], format: str, statistics: Mapping[str, InputStatistics]
     ) -> dict[str, "Stored"]:
-        """Matrices of one shape in one format, fitted to the inputs that were seen."""
+        """Quantize matrices of one shape in one format, fitted to calibration inputs."""
         rounding = self.rounding
         weights = [matrix_of(self.subject.params, self.by_name[name]) for name in names]
-        hessians = [seen[name].hessian for name in names]
+        hessians = [statistics[name].hessian for name in names]
         parts = round_matrices(
             weights,
             format,
@@ -163,10 +166,10 @@ class Calibrated:
         }
 
     def _placed(self, name: str, part: Part) -> Part:
-        """A part where its parameter lies."""
+        """Return a part with the sharding of its parameter."""
         matrix = self.by_name[name]
-        found = parameter_of(self.subject.params, matrix)
-        return place_part(part, matrix.axes, getattr(found, "sharding", None))
+        parameter = parameter_of(self.subject.params, matrix)
+        return place_part(part, matrix.axes, getattr(parameter, "sharding", None))
 
 
 @dataclass(frozen=True)
@@ -175,9 +178,8 @@ class Stored:
 
     Attributes:
         format: Its name.
-        part: What is kept.
-        error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), for the inputs it was fitted
-            to.
+        part: The stored matrix.
+        error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), on the calibration inputs.
     """
 
     format: str
@@ -186,7 +188,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Of what is kept."""
+        """Stored bytes."""
         return array_bytes(self.part)
 
 
@@ -195,6 +197,6 @@ def _blocks(names: Sequence[str], count: int) -> list[Sequence[str]]:
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def rows_of(batches: Sequence[Any]) -> int:
-    """Rows of data in some batches."""
+def rows_of(batches: Sequence[PyTree]) -> int:
+    """Return the number of rows in batches."""
     return sum(jax.tree.leaves(batch)[0].shape[0] for batch in batches)

@@ -1,8 +1,8 @@
-"""Every matrix in every candidate format, made once, and what each would cost the model.
+"""Every matrix in every candidate format, and the expected cost of each for the model.
 
-All plans, targets and sizes that are asked of a model share them. How much a matrix matters is
-measured: the KL divergence of the outputs with that one matrix alone in its coarsest format, and in
-one of the middle. Between those it goes with the error of the matrix's own output, tr(ΔᵀHΔ).
+All plans, targets and sizes of a model share them. The cost of a matrix is the KL divergence of the
+model's outputs with only that matrix quantized. It is measured for the coarsest format and for a
+middle one, and interpolated by the error of the matrix's own output, tr(ΔᵀHΔ).
 """
 
 import math
@@ -29,14 +29,14 @@ _LEAST_POWER, _MOST_POWER = 0.5, 2.0
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """One matrix in one format, and what it is expected to cost: KL in nats."""
+    """One matrix in one format, and its expected cost as KL in nats."""
 
     stored: Stored
     cost: float
 
     @property
     def nbytes(self) -> int:
-        """Of what is kept."""
+        """Stored bytes."""
         return self.stored.nbytes
 
 
@@ -50,10 +50,9 @@ class FormatCandidates:
 
     Attributes:
         calibrated: The model.
-        base: The plan that says which matrices are quantized.
-        choices: Of each matrix, from the smallest on.
-        judge: Measures on calibration data, which plans are made by; what is reported is measured
-            on held-out data.
+        base: The plan that tells which matrices are quantized.
+        choices: Per matrix, from the smallest on.
+        judge: Measures plans on calibration data; reports are measured on held-out data.
     """
 
     calibrated: Calibrated
@@ -63,70 +62,76 @@ class FormatCandidates:
 
     @property
     def weights(self) -> int:
-        """How many weights are quantized."""
+        """Number of quantized weights."""
         shapes = [self.calibrated.by_name[name].shape for name in self.choices]
         return sum(rows * columns for rows, columns in shapes)
 
     @property
     def formats(self) -> set[str]:
-        """Formats that every matrix is there in."""
-        each = [{one.stored.format for one in choices} for choices in self.choices.values()]
+        """Formats that all matrices have."""
+        each = [{choice.stored.format for choice in choices} for choices in self.choices.values()]
         return set.intersection(*each)
 
     def uniform(self, format: str) -> dict[str, FormatChoice]:
-        """Every matrix in one format.
+        """Return the choices with every matrix in one format.
 
         Raises:
-            TPUValidationError: A matrix is not there in it.
+            TPUValidationError: A matrix does not have this format.
         """
-        found = {
+        chosen = {
             name: choice
             for name, choices in self.choices.items()
             for choice in choices
             if choice.stored.format == format
         }
-        if len(found) < len(self.choices):
-            missing = next(name for name in self.choices if name not in found)
-            raise TPUValidationError(f"{missing} is not among the candidates in {format}.")
-        return found
+        if len(chosen) < len(self.choices):
+            missing = next(name for name in self.choices if name not in chosen)
+            raise TPUValidationError(
+                f"{missing} has no candidate in {format}; add that format to the candidates."
+            )
+        return chosen
 
     def bits(self, chosen: Chosen) -> float:
-        """Mean bits a weight, scales and codebooks included."""
+        """Return mean bits per weight, with scales and codebooks."""
         return 8 * total_bytes(chosen) / self.weights
 
     def plan(self, chosen: Chosen) -> QuantPlan:
-        """The plan with these formats."""
-        return self.base.with_formats({name: one.stored.format for name, one in chosen.items()})
+        """Return the plan with these formats."""
+        return self.base.with_formats(
+            {name: choice.stored.format for name, choice in chosen.items()}
+        )
 
     def kl(self, chosen: Chosen) -> float:
-        """KL of the model with these choices, on the data that plans are made by."""
+        """Return the KL of the model with these choices, on calibration data."""
         return self.judge.kl(self._params(chosen))
 
     def measure(self, chosen: Chosen) -> QuantizationEvaluation:
-        """What the model with these choices loses on held-out data."""
+        """Evaluate the model with these choices on held-out data."""
         return self.calibrated.evaluator(self._params(chosen))
 
     def _params(self, chosen: Chosen) -> object:
-        return _with_stored(self.calibrated, {name: one.stored for name, one in chosen.items()})
+        return _with_stored(
+            self.calibrated, {name: choice.stored for name, choice in chosen.items()}
+        )
 
 
 def total_bytes(chosen: Chosen) -> int:
-    """Bytes of all choices."""
-    return sum(one.nbytes for one in chosen.values())
+    """Return the bytes of all choices."""
+    return sum(choice.nbytes for choice in chosen.values())
 
 
 def make_candidates(
     calibrated: Calibrated, base: QuantPlan, formats: Iterable[str]
 ) -> FormatCandidates:
-    """Quantize every matrix in every format once, and measure what matrices are worth.
+    """Quantize every matrix in every format once, and measure the cost of each matrix.
 
     Args:
         calibrated: The model.
-        base: Its matrices with any format but "skip" are made.
-        formats: Names.
+        base: Matrices with another format than "skip" are quantized.
+        formats: Names of the candidate formats.
 
     Raises:
-        TPUValidationError: There are no formats, or a matrix can have none of them.
+        TPUValidationError: There are no formats, or none that a matrix can have.
     """
     names = list(base.quantized)
     known = list(dict.fromkeys(check_format(name) for name in formats if name != SKIP))
@@ -150,15 +155,15 @@ def make_candidates(
 
 
 def _with_stored(calibrated: Calibrated, stored: Mapping[str, Stored]) -> object:
-    parts = {name: one.part for name, one in stored.items()}
+    parts = {name: stored_matrix.part for name, stored_matrix in stored.items()}
     return replaced(calibrated.subject.params, calibrated.matrices, parts)
 
 
 def _made(
     calibrated: Calibrated, names: Sequence[str], formats: Sequence[str]
 ) -> dict[str, list[Stored]]:
-    """All matrices in all formats that they can have: some need more vectors than one holds."""
-    seen = calibrated.statistics(names)
+    """Quantize every matrix in every format, except formats that need more vectors than it has."""
+    statistics = calibrated.statistics(names)
     jobs = [
         (format, some)
         for format in formats
@@ -166,7 +171,7 @@ def _made(
     ]
 
     def one(job: tuple[str, list[str]]) -> dict[str, Stored] | TPUValidationError:
-        return _stored_or_why(calibrated, job[1], job[0], seen)
+        return _stored_or_why(calibrated, job[1], job[0], statistics)
 
     found: dict[str, list[Stored]] = {name: [] for name in names}
     why: TPUValidationError | None = None
@@ -187,29 +192,32 @@ def _made(
 
 
 def _stored_or_why(
-    calibrated: Calibrated, names: Sequence[str], format: str, seen: Mapping[str, InputStatistics]
+    calibrated: Calibrated,
+    names: Sequence[str],
+    format: str,
+    statistics: Mapping[str, InputStatistics],
 ) -> dict[str, Stored] | TPUValidationError:
     try:
-        return calibrated.store(names, format, seen)
+        return calibrated.store(names, format, statistics)
     except TPUValidationError as error:
         return error
 
 
 def expected_costs(stored: Sequence[Stored], kl: Callable[[Stored], float]) -> list[float]:
-    """KL of each, measured for two of them: the one with the largest error and a middle one."""
+    """Return the KL of each choice, measured for the largest error and a middle one."""
     by_error = sorted(stored, key=lambda one: -one.error)
     coarse, middle = by_error[0], by_error[len(by_error) // 2]
     most = kl(coarse)
     if most <= 0 or coarse.error <= 0:
         return [0.0 for _ in stored]
     if not 0 < middle.error < coarse.error:
-        return [most * one.error / coarse.error for one in stored]
+        return [most * choice.error / coarse.error for choice in stored]
     half = kl(middle)
     if half <= 0:
         half = most * middle.error / coarse.error
     power = math.log(most / half) / math.log(coarse.error / middle.error)
     power = min(_MOST_POWER, max(_LEAST_POWER, power))
     return [
-        half * (one.error / middle.error) ** (power if one.error > middle.error else 1.0)
-        for one in stored
+        half * (choice.error / middle.error) ** (power if choice.error > middle.error else 1.0)
+        for choice in stored
     ]

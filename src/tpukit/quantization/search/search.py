@@ -1,7 +1,7 @@
-"""Search for formats: each matrix gets the bits that its errors are worth to the model's output.
+"""Search for a format per matrix by the cost of its error for the model's output.
 
-Upgrades are made in the order of what they gain for a byte. How many of them a target needs is
-found by measuring on held-out data, never by what was expected.
+Upgrades are ordered by their gain per byte. The number of upgrades that a target needs is found by
+measuring on held-out data, not by expected costs.
 """
 
 import itertools
@@ -26,12 +26,12 @@ class Upgrade:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The coarsest plan, and upgrades in the order of what they gain.
+    """The coarsest plan, and upgrades in the order of their gain per byte.
 
     Attributes:
-        candidates: What it chooses from.
-        hulls: Of each matrix, the choices that are best for some price of a byte.
-        upgrades: From the best one on.
+        candidates: All candidates.
+        hulls: Per matrix, the choices on the lower convex hull of cost over bytes.
+        upgrades: From the largest gain on.
     """
 
     candidates: FormatCandidates
@@ -40,48 +40,48 @@ class Ladder:
 
     @classmethod
     def of(cls, candidates: FormatCandidates) -> "Ladder":
-        """The ladder of all candidates."""
+        """Build the ladder of all candidates."""
         hulls = {name: lower_hull(choices) for name, choices in candidates.choices.items()}
-        upgrades = [one for name, hull in hulls.items() for one in _upgrades(name, hull)]
+        upgrades = [upgrade for name, hull in hulls.items() for upgrade in _upgrades(name, hull)]
         return cls(candidates, hulls, tuple(sorted(upgrades, key=lambda one: -one.gain)))
 
     def choices(self, steps: int) -> dict[str, FormatChoice]:
-        """Every matrix's format after the first `steps` upgrades."""
+        """Return every matrix's choice after the first `steps` upgrades."""
         first = {name: hull[0] for name, hull in self.hulls.items()}
-        return first | {one.name: one.to for one in self.upgrades[:steps]}
+        return first | {upgrade.name: upgrade.to for upgrade in self.upgrades[:steps]}
 
     def within(self, nbytes: float) -> dict[str, FormatChoice]:
-        """The best choices that fit in so many bytes.
+        """Return the best choices that fit in so many bytes.
 
-        What is expected decides: moving bytes by what every move from there measures, beside all
-        other matrices, changed held-out KL by 2 % or less (one model, one seed, six sizes).
+        Expected costs decide. Measuring every single move from there changed held-out KL by 2 % or
+        less (one model, one seed, six sizes).
 
         Args:
-            nbytes: Of all quantized matrices.
+            nbytes: Bytes of all quantized matrices.
 
         Raises:
-            TPUValidationError: Not even the coarsest plan does.
+            TPUValidationError: The coarsest plan does not fit.
         """
         chosen = self.choices(0)
         least = total_bytes(chosen)
         if least > nbytes:
             raise TPUValidationError(
                 f"the coarsest plan takes {least:,} bytes ({self.candidates.bits(chosen):.2f} bits "
-                f"a weight), more than the {int(nbytes):,} asked for; allow more, or add coarser "
+                f"per weight), but only {int(nbytes):,} are allowed; allow more, or add coarser "
                 "candidates."
             )
         blocked: set[str] = set()
-        for one in self.upgrades:
+        for upgrade in self.upgrades:
             # A matrix whose next upgrade does not fit gets none of those after it.
-            more = one.to.nbytes - chosen[one.name].nbytes
-            if one.name in blocked or total_bytes(chosen) + more > nbytes:
-                blocked.add(one.name)
+            more = upgrade.to.nbytes - chosen[upgrade.name].nbytes
+            if upgrade.name in blocked or total_bytes(chosen) + more > nbytes:
+                blocked.add(upgrade.name)
                 continue
-            chosen[one.name] = one.to
+            chosen[upgrade.name] = upgrade.to
         return chosen
 
     def steps_within(self, nbytes: float) -> int:
-        """The most upgrades, in their order, that fit in so many bytes."""
+        """Return the largest number of upgrades, in order, that fit in so many bytes."""
         self.within(nbytes)
         sizes = range(len(self.upgrades) + 1)
         return max(step for step in sizes if total_bytes(self.choices(step)) <= nbytes)
@@ -92,12 +92,12 @@ class Ladder:
         limit: int,
         measure: Callable[[Chosen], QuantizationEvaluation] | None = None,
     ) -> int | None:
-        """The fewest upgrades, at most `limit`, after which the target is surely met, or None.
+        """Return the smallest number of upgrades, up to `limit`, that reaches the target, or None.
 
         Args:
-            target: Of the lower end of what is kept.
-            limit: The most upgrades.
-            measure: What choices lose on held-out data; by default, as they are.
+            target: Required lower end of the retention's interval.
+            limit: Largest number of upgrades.
+            measure: Evaluates choices on held-out data; `candidates.measure` by default.
         """
         measure = measure or self.candidates.measure
         if self._kept(limit, measure) < target:
@@ -112,18 +112,18 @@ class Ladder:
         return high
 
     def _kept(self, steps: int, measure: Callable[[Chosen], QuantizationEvaluation]) -> float:
-        """The lower end of what is kept after so many upgrades, on held-out data."""
+        """Return the lower end of the retention's interval after so many upgrades."""
         chosen = self.choices(steps)
-        found = measure(chosen)
+        evaluation = measure(chosen)
         self.candidates.calibrated.progress(
-            f"{steps} of {len(self.upgrades)} upgrades: retention {found.retention.text()}, "
+            f"{steps} of {len(self.upgrades)} upgrades: retention {evaluation.retention.text()}, "
             f"{self.candidates.bits(chosen):.2f} bits a weight"
         )
-        return found.retention.low
+        return evaluation.retention.low
 
 
 def lower_hull(choices: Sequence[FormatChoice]) -> list[FormatChoice]:
-    """The choices that are best for some price of a byte, from the smallest on."""
+    """Return the choices on the lower convex hull of cost over bytes, from the smallest on."""
     hull: list[FormatChoice] = []
     for one in sorted(choices, key=lambda choice: (choice.nbytes, choice.cost)):
         if hull and one.cost >= hull[-1].cost:
@@ -135,7 +135,7 @@ def lower_hull(choices: Sequence[FormatChoice]) -> list[FormatChoice]:
 
 
 def _slope(a: FormatChoice, b: FormatChoice) -> float:
-    """What a byte gains from one choice to a larger one."""
+    """Return the gain per byte from one choice to a larger one."""
     return (a.cost - b.cost) / max(1, b.nbytes - a.nbytes)
 
 

@@ -1,14 +1,15 @@
-"""Tune a quantized model to the full one's outputs: numbers beside codes are trained, codes follow.
+"""Tune a quantized model towards the full model's outputs on calibration data.
 
-Matrices are quantized one by one, each for the error of its own output. What all of them together
-do to the model's output is lowered here, on the calibration data, at no byte more: by Adam on the
-KL divergence, as AQLM and QuIP# do at their end (arXiv 2401.06118, 2402.04396), and with vector
-codes that change (see `shadows`). The last part of the calibration data is not trained on; what is
-best there is kept, so a tuning that gains nothing changes nothing.
+Each matrix is quantized for the error of its own output. Tuning lowers their joint error on the
+model's output, at the same number of bytes: Adam on the KL divergence, as in the last step of AQLM
+and QuIP# (arXiv 2401.06118, 2402.04396). Codebook entries, scales and all arrays that are not
+quantized are trained in float32; the forward pass rounds them as they are stored, and gradients
+skip the rounding. Vector codes can change as well (see `shadows`). The last part of the calibration
+data is held out, and the step that is best there is kept, so a useless tuning changes nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,15 +20,119 @@ import optax
 
 from ...annotations import PyTree
 from ...errors import TPUValidationError
+from ...hardware.formats import INT8
+from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
+from ...kernels.rounding import round_to_bound
+from ...models.stored.placement import Spread
 from ...models.stored.running import dense_parameters
-from ...models.stored.spread import Spread
 from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from ..measures.evaluation import divergence, measure_of
 from ..subject import Subject, held_out
 from ..vector_codes.vq_array import VQArray
-from .continuous import Changes, Continuous
 from .shadows import Moves, Shadows, pulled, share_recoded
+
+# Of every array that can be trained, in units of its size.
+Changes: TypeAlias = tuple[jax.Array, ...]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("start", "sizes", "kept"),
+    meta_fields=("places", "structure"),
+)
+@dataclass(frozen=True, eq=False)
+class Continuous:
+    """The trainable arrays of a tree, and all its other leaves, as a pytree.
+
+    Attributes:
+        start: Initial values in float32.
+        sizes: Root mean square of each array, the unit of its changes; an array of zeros stays.
+        kept: All leaves of the tree as stored.
+        places: Positions of the trainable leaves among them.
+        structure: Structure of the tree.
+    """
+
+    start: tuple[jax.Array, ...]
+    sizes: tuple[jax.Array, ...]
+    kept: tuple[Any, ...]
+    places: tuple[int, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, params: PyTree) -> "Continuous":
+        """Collect the arrays of parameters."""
+        kept, structure = jax.tree.flatten(params)
+        marks = jax.tree.leaves(jax.tree.map(_trainable, params, is_leaf=_is_coded))
+        places = tuple(place for place, mark in enumerate(marks) if mark)
+        start = tuple(jnp.asarray(kept[place], jnp.float32) for place in places)
+        sizes = tuple(jnp.sqrt(jnp.mean(array**2)) for array in start)
+        return cls(start, sizes, tuple(kept), places, structure)
+
+    @property
+    def unchanged(self) -> Changes:
+        """Return zero changes."""
+        return tuple(map(jnp.zeros_like, self.start))
+
+    @property
+    def tree(self) -> PyTree:
+        """Return the tree as stored."""
+        return self.structure.unflatten(self.kept)
+
+    def with_kept(self, tree: PyTree) -> "Continuous":
+        """Return the same trainable arrays with the codes of another tree."""
+        kept, structure = jax.tree.flatten(tree)
+        return replace(self, kept=tuple(kept), structure=structure)
+
+    def params(self, changes: Changes) -> PyTree:
+        """Return the tree with changed arrays, as floats with their stored (rounded) values.
+
+        Gradients skip the rounding.
+        """
+        return self._with([_as_kept(array, kept) for array, kept in self._changed(changes)])
+
+    def stored(self, changes: Changes) -> PyTree:
+        """Return the tree with changed arrays, as stored."""
+        return self._with([_rounded(array, kept) for array, kept in self._changed(changes)])
+
+    def _changed(self, changes: Changes) -> list[tuple[jax.Array, Any]]:
+        rows = zip(self.places, self.start, self.sizes, changes, strict=True)
+        return [(start + size * change, self.kept[place]) for place, start, size, change in rows]
+
+    def _with(self, arrays: list[jax.Array]) -> PyTree:
+        leaves = list(self.kept)
+        for place, array in zip(self.places, arrays, strict=True):
+            leaves[place] = array
+        return self.structure.unflatten(leaves)
+
+
+def _is_coded(leaf: object) -> bool:
+    return isinstance(leaf, VQArray | QuantizedWeight)
+
+
+def _trainable(leaf: Any) -> Any:
+    """Return a tree of bools, True where an array is trainable, that is, no code."""
+    if isinstance(leaf, VQArray):
+        signs = None if leaf.signs is None else False
+        return replace(leaf, codes=False, entries=True, scales=True, signs=signs)
+    if isinstance(leaf, QuantizedWeight):
+        codebook = None if leaf.codebook is None else False
+        return replace(leaf, data=False, scales=True, codebook=codebook)
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+def _rounded(array: jax.Array, kept: Any) -> jax.Array:
+    if kept.dtype == jnp.int8:
+        return round_to_bound(array, INT8, INT8.largest)
+    return array.astype(kept.dtype)
+
+
+def _as_kept(array: jax.Array, kept: Any) -> jax.Array:
+    rounded = _rounded(array, kept)
+    if kept.dtype != jnp.int8:
+        return rounded  # a conversion between floats passes gradients on
+    return array + jax.lax.stop_gradient(rounded.astype(jnp.float32) - array)
+
 
 # The largest step, as a share of an array's root mean square, or of what quantizing lost.
 RATE = 8e-3
@@ -44,14 +149,15 @@ _Moved: TypeAlias = tuple[Changes, Moves]
 
 @dataclass(frozen=True, slots=True)
 class TuningReport(Shown):
-    """What a tuning did, on the calibration data that it was not trained on (origin: measured).
+    """The result of a tuning on held-out calibration data (origin: measured).
 
     Attributes:
-        steps: Steps that were asked for.
-        best: The step whose arrays were kept; 0 where none was better.
-        before: KL in nats before it, or the relative squared error where outputs are no classes.
-        after: The same of what was kept.
-        recoded: The share of vector codes that are others than before.
+        steps: Requested steps.
+        best: The step whose arrays were kept; 0 if no step was better.
+        before: KL in nats before the tuning, or the relative squared error if outputs are no
+            classes.
+        after: The same after the tuning.
+        recoded: Share of vector codes that changed.
     """
 
     steps: int
@@ -61,11 +167,11 @@ class TuningReport(Shown):
     recoded: float
 
     def to_dict(self) -> dict[str, float]:
-        """Plain data."""
+        """Return the fields as plain data."""
         return asdict(self)
 
     def text(self) -> str:
-        """For people."""
+        """Return the result as one line of text."""
         codes = f", {self.recoded:.1%} of codes changed" if self.recoded else ""
         done = f"after {self.best} of {self.steps} steps"
         return f"{self.before:.4f} to {self.after:.4f} {done}{codes}"
@@ -74,7 +180,7 @@ class TuningReport(Shown):
 def tune_parameters(
     subject: Subject,
     stored: PyTree,
-    batches: Sequence[Any],
+    batches: Sequence[PyTree],
     *,
     steps: int,
     codes: bool = True,
@@ -83,35 +189,35 @@ def tune_parameters(
     spread: Spread | None = None,
     progress: Progress = silent,
 ) -> tuple[PyTree, TuningReport]:
-    """Train entries, scales and what was not quantized to give the full model's outputs.
+    """Train codebook entries, scales and full-precision arrays towards the full model's outputs.
 
     Args:
         subject: The full model.
-        stored: Its parameters with quantized ones among them; they stay as they are.
-        batches: Calibration data; the last quarter, 8 batches at most, is not trained on.
-        steps: Batches that are trained on, each many times where there are few.
-        codes: Whether vector codes change as well. That takes float32 matrices in place of the
-            quantized ones, and two moments of each, while it is tuned.
-        rate: The largest step, as a share of the root mean square of each array; of matrices
-            behind codes, of what quantizing lost.
-        seed: Of the order of batches. On GPUs sums of gradients come in no fixed order, unless
-            XLA is told so (`--xla_gpu_deterministic_ops`).
+        stored: Its quantized parameters, which are not modified.
+        batches: Calibration data; the last quarter, up to 8 batches, is held out.
+        steps: Number of training steps, one batch each.
+        codes: Whether vector codes change as well, which takes memory for float32 matrices and two
+            moments of each.
+        rate: Learning rate, relative to the root mean square of each array; for shadows of codes,
+            relative to their quantization error.
+        seed: Seed of the order of batches. On GPUs results also vary with the order of sums, unless
+            `--xla_gpu_deterministic_ops` is set.
         spread: Devices that share each batch; one by default.
-        progress: Called with a line at each look at what is held out.
+        progress: Called with one line per measurement on the held-out data.
 
     Raises:
         TPUValidationError: There are no steps, or the rate is not positive.
     """
     if steps < 1 or not rate > 0:
         raise TPUValidationError(
-            f"a tuning of {steps} steps at a rate of {rate}; expected at least one step, and a "
+            f"steps={steps} and rate={rate} of a tuning; expected at least one step, and a "
             f"rate above 0 such as {RATE}."
         )
     trained_on, watched = held_out(batches, _WATCHED)
     full, home = subject.params, stored
     if spread is not None:
         trained_on, watched = (
-            [spread.batch(one) for one in some] for some in (trained_on, watched)
+            [spread.batch(batch) for batch in some] for some in (trained_on, watched)
         )
         full, stored = spread.params(full), spread.params(stored)
     shadows = Shadows.of(stored, full) if codes else Shadows.none()
@@ -119,7 +225,7 @@ def tune_parameters(
     opened = numbers.with_kept(_opened(stored))
 
     # All arrays are arguments: what a program closes over is written into it.
-    def lost(moved: _Moved, opened: Continuous, full: PyTree, batch: Any) -> jax.Array:
+    def lost(moved: _Moved, opened: Continuous, full: PyTree, batch: PyTree) -> jax.Array:
         wanted = jax.lax.stop_gradient(subject.apply(full, batch))
         params = dense_parameters(pulled(opened.params(moved[0]), moved[1]))
         return divergence(wanted, subject.apply(params, batch), measure_of(wanted, batch))
@@ -128,8 +234,10 @@ def tune_parameters(
     optimizer = optax.adam(schedule, b2=0.98)
 
     @partial(jax.jit, donate_argnums=1)
-    def some_steps(moved: _Moved, moments: Any, opened: Any, full: Any, some: Any) -> Any:
-        def step(state: Any, batch: Any) -> tuple[Any, None]:
+    def some_steps(
+        moved: _Moved, moments: PyTree, opened: PyTree, full: PyTree, some: PyTree
+    ) -> Any:
+        def step(state: PyTree, batch: PyTree) -> tuple[Any, None]:
             moves, moments = optimizer.update(
                 jax.grad(lost)(state[0], opened, full, batch), state[1]
             )
@@ -170,7 +278,7 @@ def tune_parameters(
 
 
 def _opened(stored: PyTree) -> PyTree:
-    """The same with codes that are decoded at once: they are, in every step."""
+    """Return parameters whose trellis codes are opened, since every step decodes them."""
     return jax.tree.map(
         lambda leaf: leaf.opened() if isinstance(leaf, VQArray) else leaf,
         stored,
@@ -178,15 +286,15 @@ def _opened(stored: PyTree) -> PyTree:
     )
 
 
-def _stacked(batches: Sequence[Any]) -> list[Any]:
-    """Batches on one axis for a loop; of other shapes than one another, each on its own."""
+def _stacked(batches: Sequence[PyTree]) -> list[Any]:
+    """Stack batches on a new axis for a loop; batches of different shapes stay apart."""
     shapes = {tuple(leaf.shape for leaf in jax.tree.leaves(batch)) for batch in batches}
     together = [batches] if len(shapes) == 1 else [[batch] for batch in batches]
     return [jax.tree.map(lambda *leaves: jnp.stack(leaves), *some) for some in together]
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:
-    """Batches in an order of their own in every round."""
+    """Return the indices of batches, shuffled in every round."""
     drawn = np.random.default_rng(seed)
     rounds = [drawn.permutation(batches) for _ in range(-(-steps // batches))]
     return np.concatenate(rounds)[:steps].tolist()

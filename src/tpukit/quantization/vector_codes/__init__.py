@@ -1,1 +1,1 @@
-"""Matrices as codes of vectors: what holds them, and the codec that chooses them."""
+"""Vector-quantized matrices: `VQArray`, and the codec that makes it."""

@@ -1,8 +1,8 @@
-"""`quantize_matrix`: a float weight as a `VQArray`, judged by the output of its layer.
+"""`quantize_matrix`: fit a `VQArray` to a weight by the error of its layer's output.
 
-The ladder, each rung of which lowers the output error: columns normalised, k-means weighted by the
-inputs, error feedback, then entries and codes refined in turn; entries in int8 at the end. All of
-it is one compiled program for matrices of one shape, which an accelerator runs side by side.
+The steps, each of which lowers the output error: normalise columns, k-means weighted by the inputs,
+error feedback, then refine entries and codes in turn; entries are int8 at the end. All of it is one
+compiled program for matrices of one shape, which an accelerator runs in parallel.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,9 @@ from ..codebooks.codebook_training import train_codebook
 from ..codebooks.nearest import nearest
 from ..formats import VQFormat, parse_vq_format
 from .choice import choice_for
-from .first_tables import sampled
-from .matrix_fit import Fit, fit_program, weighed_vectors
-from .rotation import random_signs, rotate
+from .matrix_fit import Fit, fit_program, sampled, weighed_vectors
 from .trellis import gaussian_table
-from .vq_array import VQArray
+from .vq_array import VQArray, random_signs, rotate
 
 # Weights that are quantized side by side: what is at work takes some ten times their float32.
 _MOST_TOGETHER = 2**26
@@ -44,16 +42,15 @@ def quantize_matrix(
 
     Args:
         weight: The matrix.
-        format: A name ("vq2", "trellis2"), bits a weight (1.75, 2, 3.5, 4) or a `VQFormat`.
-        hessian: (in, in): XᵀX of the layer's inputs, of any scale; None weighs all inputs alike.
-        seed: Of codebook and rotation.
-        feedback: Whether what was lost in rows done is made good in rows to come.
-        refit: Whether entries, codes and scales are fitted to the output error in turn once codes
-            are chosen.
-        hadamard: Whether rows are rotated first, which spreads outliers.
-        metric: By which the first codebook's cells are made. Only "euclidean" follows the error of
-            a product, so "cosine" and "dot" are refused unless forced.
-        forced: Take such a metric all the same.
+        format: A name ("vq2", "trellis2"), bits per weight (1.75, 2, 3.5, 4) or a `VQFormat`.
+        hessian: (in, in): XᵀX of the layer's inputs at any scale; None weighs all inputs equally.
+        seed: Seed of codebook and rotation.
+        feedback: Whether later rows compensate errors of earlier rows.
+        refit: Whether entries, codes and scales are refined for the output error.
+        hadamard: Whether rows are rotated first, which spreads outliers over all rows.
+        metric: Metric of the first codebook. Only "euclidean" follows the error of a matmul, so
+            "cosine" and "dot" are refused unless forced.
+        forced: Accept another metric.
 
     Raises:
         TPUValidationError: The format is unknown, or a shape or value is not valid.
@@ -84,13 +81,13 @@ def quantize_matrices(
     metric: str = "euclidean",
     forced: bool = False,
 ) -> list[VQArray]:
-    """Quantize matrices of one shape, side by side on an accelerator.
+    """Quantize matrices of one shape, in parallel on an accelerator.
 
     Args:
         weights: (in, out) each.
-        hessians: One for each, or None.
-        format: See `quantize_matrix`, as all others.
-        seed: Of codebooks and rotation.
+        hessians: One per matrix, or None.
+        format: See `quantize_matrix`, also for the other arguments.
+        seed: Seed of codebooks and rotation.
         feedback: As there.
         refit: As there.
         hadamard: As there.
@@ -116,8 +113,8 @@ def quantize_matrices(
         tables = [table] * len(given)
     elif cells != "euclidean":
         tables = [
-            _tables_of_metric(*one, chosen, feedback=feedback, seed=seed, metric=cells)
-            for one in given
+            _tables_of_metric(*matrix, chosen, feedback=feedback, seed=seed, metric=cells)
+            for matrix in given
         ]
     how = Fit(chosen, feedback, refit, choice_for(chosen), tables is not None)
     size = 1 if alone else max(1, _MOST_TOGETHER // (height * width))
@@ -130,7 +127,7 @@ def quantize_matrices(
         made += _unstacked(
             fit_program(how, side_by_side=not alone)(matrices, inputs, own, key), len(some)
         )
-    return [replace(one, signs=signs) for one in made]
+    return [replace(array, signs=signs) for array in made]
 
 
 def _unstacked(stacked: VQArray, count: int) -> list[VQArray]:
@@ -141,12 +138,12 @@ def _unstacked(stacked: VQArray, count: int) -> list[VQArray]:
 
 
 def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
-    """The weight and H in float32, H with a mean of 1 on its diagonal."""
+    """Return the weight and H in float32, H scaled to a mean diagonal of 1."""
     matrix = jnp.asarray(weight, jnp.float32)
     if matrix.ndim != 2 or not matrix.size:
         raise TPUValidationError(
-            f"The weight is {matrix.shape}; expected (in, out) with at least one of each. Stack "
-            "matrices of more axes one by one."
+            f"The weight is {matrix.shape}; expected (in, out), both at least 1. Quantize "
+            "the matrices of a stack one by one."
         )
     height = matrix.shape[0]
     inputs = jnp.eye(height) if hessian is None else jnp.asarray(hessian, jnp.float32)
@@ -167,16 +164,16 @@ def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, j
 
 
 def check_weight_metric(name: str, *, forced: bool = False) -> Metric:
-    """The metric of a name, for weights that are multiplied.
+    """Return the metric of a name, and check that it suits weights.
 
     Raises:
-        TPUValidationError: There is none, or it does not follow the error of a product.
+        TPUValidationError: The metric is unknown, or does not follow the error of a matmul.
     """
     metric = parse_metric(name)
     if metric != "euclidean" and not forced:
         raise TPUValidationError(
-            f"metric={name!r} does not follow the error of a matrix product: it is for embeddings, "
-            "keys and retrieval. Take 'euclidean' for weights, or pass forced=True."
+            f"metric={name!r} does not follow the error of a matmul; it is for embeddings, "
+            "keys and retrieval. Use 'euclidean' for weights, or pass forced=True."
         )
     return metric
 
@@ -190,7 +187,7 @@ def _tables_of_metric(
     seed: int,
     metric: Metric,
 ) -> jax.Array:
-    """float32 (stages, entries, length): cells by another metric, entries by their means."""
+    """Fit tables (stages, entries, length) with vectors assigned by "cosine" or "dot"."""
     how = Fit(format, feedback, False, choice_for(format), True)
     every = weighed_vectors(matrix, inputs, how)
     vectors, weights = sampled(*every, jax.random.key(seed), format.entries)
@@ -211,7 +208,7 @@ def _tables_of_metric(
 
 
 def _means(vectors: jax.Array, weights: jax.Array, table: jax.Array) -> jax.Array:
-    """The weighted means of vectors by the entry with the largest product: weights have no gain."""
+    """Return weighted means of the vectors of each entry, assigned by largest dot product."""
     codes = jnp.argmax(vectors @ table.T, axis=1)
     total = jax.ops.segment_sum(weights * vectors, codes, table.shape[0])
     mass = jax.ops.segment_sum(weights, codes, table.shape[0])
@@ -221,15 +218,15 @@ def _means(vectors: jax.Array, weights: jax.Array, table: jax.Array) -> jax.Arra
 def output_error(
     weight: ArrayLike, quantized: VQArray | jax.Array, hessian: ArrayLike | None = None
 ) -> float:
-    """The relative error of a layer's output, tr(ΔᵀHΔ) / tr(WᵀHW); 1 is as bad as no weight.
+    """Return the relative error of a layer's output, tr(ΔᵀHΔ) / tr(WᵀHW); zeros have 1.
 
     Args:
         weight: The float (in, out) matrix.
-        quantized: What stands for it.
-        hessian: (in, in): XᵀX of the layer's inputs; None takes all inputs alike.
+        quantized: The quantized matrix.
+        hessian: (in, in): XᵀX of the layer's inputs; None weighs all inputs equally.
     """
     exact, inputs = _checked(weight, hessian)
-    found = quantized.dequantize() if isinstance(quantized, VQArray) else quantized
-    lost = exact - found.astype(jnp.float32)
+    matrix = quantized.dequantize() if isinstance(quantized, VQArray) else quantized
+    lost = exact - matrix.astype(jnp.float32)
     size = float((exact * (inputs @ exact)).sum())
     return float((lost * (inputs @ lost)).sum()) / size if size else float((lost**2).sum())

@@ -1,4 +1,9 @@
-"""One matrix fitted to its inputs, from the first entries to the last scales, in one program."""
+"""Fit codebooks, codes and scales to matrices of one shape, in one compiled program.
+
+`train_codebook` is for many vectors and checks the error after every pass. Here the k-means passes
+are one loop, so that matrices are fitted in parallel. They are few, because entries are refined for
+the output error afterwards (see `refinement`).
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -8,14 +13,99 @@ import jax
 import jax.numpy as jnp
 
 from ..codebooks.codebook import code_dtype, round_entries
-from ..codebooks.nearest import form_for
+from ..codebooks.lloyd import drawn_together, plus_plus, sample_size, sums_of_chunks
+from ..codebooks.nearest import Form, form_for, in_chunks, nearest, nearest_in_chunk
 from ..formats import VQFormat
 from .choice import CodeChoice, choose_all, decode_rows
-from .feedback import inverse_factor, quantize_with_feedback
-from .first_tables import fit_tables, sampled
-from .refinement import refit_entries, refit_scales, sweep_codes
+from .refinement import (
+    inverse_factor,
+    quantize_with_feedback,
+    refit_entries,
+    refit_scales,
+    sweep_codes,
+)
 from .trellis import pack_bits, padded_width
 from .vq_array import VQArray
+
+_MOST_PER_ENTRY, _LEAST_MOST = 256, 65_536
+_PASSES = 16
+_STRIDE = 1.9  # see `codebook_training`
+_LEAST_PLUS_PLUS = 128
+_RESPAWN_SAMPLE = 4096
+
+
+def sampled(
+    vectors: jax.Array, weights: jax.Array, key: jax.Array, entries: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return a shuffled sample of vectors and their weights for k-means."""
+    most = min(vectors.shape[0], max(_LEAST_MOST, _MOST_PER_ENTRY * entries))
+    order = jax.random.permutation(key, vectors.shape[0])[:most]
+    return vectors[order], weights[order]
+
+
+def fit_tables(
+    vectors: jax.Array, weights: jax.Array, key: jax.Array, *, format: VQFormat, form: Form
+) -> jax.Array:
+    """Fit tables (stages, entries, length), each stage to the residuals of the earlier ones.
+
+    Args:
+        vectors: float32 (n, length), shuffled.
+        weights: (n, length) factors of squared errors.
+        key: Random key of the initial entries.
+        format: Gives stages, entries and length.
+        form: The way of comparing entries.
+    """
+    if vectors.shape[0] <= format.entries:  # each is its own entry, and nothing is left
+        missing = format.entries - vectors.shape[0]
+        return jnp.pad(vectors[None], ((0, format.stages - 1), (0, missing), (0, 0)))
+    tables: list[jax.Array] = []
+    for own in jax.random.split(key, format.stages):
+        table = _fitted(vectors, weights, own, format.entries, form)
+        tables.append(table)
+        vectors = vectors - table[nearest(vectors, table, weights)]
+    return jnp.stack(tables)
+
+
+def _fitted(
+    vectors: jax.Array, weights: jax.Array, key: jax.Array, entries: int, form: Form
+) -> jax.Array:
+    count = vectors.shape[0]
+    if count < _LEAST_PLUS_PLUS:
+        table = vectors[:entries]
+    else:
+        some = sample_size(entries)
+        table = plus_plus(
+            vectors[:some],
+            weights[:some].mean(1),
+            key,
+            entries=entries,
+            together=drawn_together(form),
+        )
+    values, own = (in_chunks(array, form=form)[:, None] for array in (vectors, weights))
+
+    def one_pass(step: jax.Array, table: jax.Array) -> jax.Array:
+        sums = sums_of_chunks(values, own, table, count, None, form=form, axis=None)
+        last = step == _PASSES - 1
+        means = sums.total / jnp.maximum(sums.mass, 1e-30)
+        reach = jnp.where(last, 1.0, _STRIDE)
+        moved = jnp.where(sums.mass > 0, table + reach * (means - table), table)
+        empty = (sums.mass.sum(1) == 0) & ~last
+        return _respawned(vectors, weights, moved, empty, form)
+
+    return jax.lax.fori_loop(0, _PASSES, one_pass, table)
+
+
+def _respawned(
+    vectors: jax.Array, weights: jax.Array, table: jax.Array, empty: jax.Array, form: Form
+) -> jax.Array:
+    """Move entries that no vector chose to the vectors of a sample with the largest errors."""
+    some, own = vectors[:_RESPAWN_SAMPLE], weights[:_RESPAWN_SAMPLE]
+    codes = nearest_in_chunk(some.T, table, own.T, form=form)
+    lost = (own * (some - table[codes]) ** 2).sum(1)
+    worst = jax.lax.top_k(lost, min(some.shape[0], table.shape[0]))[1]
+    rank = jnp.clip(jnp.cumsum(empty) - 1, 0, worst.shape[0] - 1)
+    return jnp.where(empty[:, None], some[worst[rank]], table)
+
 
 _REFINEMENTS = 2
 DAMPING = 0.01
@@ -24,14 +114,14 @@ DAMPING = 0.01
 
 @dataclass(frozen=True)
 class Fit:
-    """How matrices are fitted; one compiled program for each and every shape.
+    """Options of a fit; there is one compiled program per fit and shape.
 
     Attributes:
-        format: Length, entries, stages.
-        feedback: See `quantize_matrix`, as `refit`.
+        format: Gives length, entries and stages.
+        feedback: Whether later rows compensate errors of earlier rows.
         refit: Whether entries, codes and scales are refined.
-        choice: Who chooses codes.
-        fitted: Whether tables are given; otherwise k-means makes them.
+        choice: How codes are chosen.
+        fitted: Whether tables are given; otherwise k-means fits them.
     """
 
     format: VQFormat
@@ -43,9 +133,9 @@ class Fit:
 
 @lru_cache(maxsize=256)
 def fit_program(how: Fit, *, side_by_side: bool) -> Any:
-    """(matrices, H of each, tables or None, key) to a stack of `VQArray`s.
+    """Return a program from (matrices, hessians, tables or None, key) to a stack of `VQArray`s.
 
-    Side by side, or for stacks of one: a CPU gains nothing from many at once.
+    On a CPU it takes stacks of one, because a CPU gains nothing from batching.
     """
     fit = partial(_fit, how=how)
     if side_by_side:
@@ -123,13 +213,13 @@ def _first_tables(
 
 
 def _kept(tables: jax.Array) -> jax.Array:
-    """Tables as their int8 entries have them."""
+    """Round tables to int8 entries and back."""
     entries, scale = round_entries(tables)
     return entries.astype(jnp.float32) * scale
 
 
 def weighed_vectors(matrix: jax.Array, inputs: jax.Array, how: Fit) -> tuple[jax.Array, jax.Array]:
-    """Vectors of a matrix as they are fitted, and how much their values count."""
+    """Return normalised vectors of a matrix, and the weights of their values."""
     rows, _, squares, inputs = _normalised(matrix, inputs, how.format)
     order = _by_importance(inputs, how.format.length)
     rows, inputs = _reordered(rows, inputs, order)
@@ -139,7 +229,7 @@ def weighed_vectors(matrix: jax.Array, inputs: jax.Array, how: Fit) -> tuple[jax
 def _normalised(
     matrix: jax.Array, inputs: jax.Array, format: VQFormat
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows filled up and divided by the norms of columns, those norms, their weights, damped H."""
+    """Return padded rows divided by column norms, the norms, their weights, and the damped H."""
     height, width = matrix.shape
     wide = padded_width(width) if format.trellis else width
     missing = -height % format.length
@@ -155,23 +245,23 @@ def _normalised(
 
 
 def _by_importance(inputs: jax.Array, length: int) -> jax.Array:
-    """Blocks of rows, those with the largest inputs first.
+    """Return the order of blocks of rows, largest inputs first.
 
-    What is lost in them, all others can still make good. Codes are kept in the order of the matrix,
-    so this costs no bits.
+    All later blocks can compensate the error of the first ones. Codes are stored in the order of
+    the matrix, so this takes no bits.
     """
     return jnp.argsort(-jnp.diag(inputs).reshape(-1, length).sum(1))
 
 
 def _reordered(rows: jax.Array, inputs: jax.Array, order: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows and H with their blocks in another order."""
+    """Return rows and H with reordered blocks."""
     length = rows.shape[0] // order.shape[0]
     each = (order[:, None] * length + jnp.arange(length)).reshape(-1)
     return rows[each], inputs[each][:, each]
 
 
 def _weighed(inputs: jax.Array, how: Fit) -> tuple[jax.Array | None, jax.Array]:
-    """The factor of H's inverse, and how much the rows count."""
+    """Return the factor of H's inverse, and the weights of rows."""
     if not how.feedback:
         return None, jnp.diag(inputs)
     factor = inverse_factor(inputs)
@@ -182,7 +272,7 @@ def _weighed(inputs: jax.Array, how: Fit) -> tuple[jax.Array | None, jax.Array]:
 def _vectors(
     rows: jax.Array, counts: jax.Array, squares: jax.Array, format: VQFormat
 ) -> tuple[jax.Array, jax.Array]:
-    """Vectors (blocks · out, length) of (in, out), and how much their values count."""
+    """Return vectors (blocks · out, length) of (in, out), and the weights of their values."""
 
     def cut(matrix: jax.Array) -> jax.Array:
         blocks = matrix.reshape(-1, format.length, matrix.shape[1])

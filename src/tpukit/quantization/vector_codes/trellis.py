@@ -1,10 +1,10 @@
-"""Trellis codes: `bits` new bits a weight, each weight decoded from the last `window` bits.
+"""Trellis codes: `bits` new bits per weight, each weight decoded from the last `window` bits.
 
-Neighbours share bits, so a code of one value at 2 bits chooses among 2^window values instead of
-four, as vectors of many weights would, and decoding is one look-up. Which bits are best for a whole
-run of neighbours, Viterbi's search finds. Runs are closed: the window of the first weight begins
-with the last bits, so no bit is spent on a beginning. Over runs of 128 Gaussian weights at 2 bits
-this loses less than a lattice of 8 (docs/quantization.md has the figures).
+Neighbours share bits, so a weight at 2 bits has 2^window possible values instead of four, and
+decoding is one look-up. Viterbi's search finds the best bits of a whole run of neighbours. Runs are
+closed: the window of the first weight begins with the last bits of the run, so no bit is spent on
+an initial state. Over runs of 128 Gaussian weights at 2 bits the error is smaller than that of a
+lattice of 8 dimensions (see docs/quantization.md).
 
 A window's lowest bits are its newest. A state is a window without its oldest `bits`.
 """
@@ -21,18 +21,18 @@ RUN = 128
 
 
 def run_length(width: int) -> int:
-    """Weights of a run in rows of a width: as many as fit in 128 when all are alike, in bytes."""
+    """Return the weights per run for rows of a width: up to 128, equal runs of whole bytes."""
     runs = -(-width // RUN)
     return -(-width // (8 * runs)) * 8
 
 
 def padded_width(width: int) -> int:
-    """A width that runs fill."""
+    """Return the width rounded up to whole runs."""
     return -(-width // RUN) * run_length(width)
 
 
 def first_table(window: int, seed: int = 0) -> jax.Array:
-    """float32 (2^window,): values of a normal distribution, in an order without pattern."""
+    """Return initial values float32 (2^window,): a shuffled normal distribution."""
     size = 2**window
     order = np.random.default_rng(seed).permutation(size)
     return ndtri((jnp.asarray(order, jnp.float32) + 0.5) / size)
@@ -41,7 +41,7 @@ def first_table(window: int, seed: int = 0) -> jax.Array:
 def _search(
     values: jax.Array, weights: jax.Array, table: jax.Array, bits: int, start: jax.Array | None
 ) -> jax.Array:
-    """Windows (runs, length) with the least weighted squared error; free or closed at `start`."""
+    """Return windows (runs, length) with the smallest weighted squared error, closed at `start`."""
     fan = 2**bits
     states = table.shape[0] // fan
     by_oldest = table.reshape(fan, states)
@@ -75,9 +75,9 @@ def _search(
 
 
 def search_runs(values: jax.Array, weights: jax.Array, table: jax.Array, *, bits: int) -> jax.Array:
-    """int32 windows (runs, length) of closed runs with a small weighted squared error.
+    """Return int32 windows (runs, length) of closed runs with a small weighted squared error.
 
-    A first search, turned by half a run, says which state the run begins and ends with.
+    A first search, rotated by half a run, chooses the state in which the run starts and ends.
     """
     half = values.shape[1] // 2
     turned = _search(jnp.roll(values, half, 1), jnp.roll(weights, half, 1), table, bits, None)
@@ -86,23 +86,23 @@ def search_runs(values: jax.Array, weights: jax.Array, table: jax.Array, *, bits
 
 
 def windows_of(symbols: jax.Array, *, bits: int, window: int) -> jax.Array:
-    """int32 windows of closed runs (..., length) of new bits, each 0 … 2^bits − 1."""
-    found = symbols.astype(jnp.int32)
-    made = found
+    """Return int32 windows of closed runs (..., length) of new bits, each 0 … 2^bits − 1."""
+    windows = symbols.astype(jnp.int32)
+    made = windows
     for age in range(1, -(-window // bits)):
-        made = made | jnp.roll(found, age, axis=-1) << (bits * age)
+        made = made | jnp.roll(windows, age, axis=-1) << (bits * age)
     return made & (2**window - 1)
 
 
 def pack_bits(symbols: jax.Array, bits: int) -> jax.Array:
-    """uint8 (..., n · bits / 8) of (..., n) symbols, the first in the highest bits."""
+    """Pack symbols (..., n) to uint8 (..., n · bits / 8), the first in the highest bits."""
     places = jnp.arange(bits - 1, -1, -1)
     single = (symbols[..., None].astype(jnp.int32) >> places) & 1
     return jnp.packbits(single.reshape(*symbols.shape[:-1], -1).astype(jnp.uint8), axis=-1)
 
 
 def unpack_bits(packed: jax.Array, bits: int) -> jax.Array:
-    """int32 symbols that `pack_bits` was given."""
+    """Return the int32 symbols that `pack_bits` packed."""
     single = jnp.unpackbits(packed, axis=-1).reshape(*packed.shape[:-1], -1, bits)
     places = jnp.arange(bits - 1, -1, -1)
     return (single.astype(jnp.int32) << places).sum(-1)
@@ -110,7 +110,7 @@ def unpack_bits(packed: jax.Array, bits: int) -> jax.Array:
 
 @lru_cache(maxsize=8)
 def gaussian_table(bits: int, window: int, passes: int = 8) -> np.ndarray:
-    """float32 (2^window,) fitted to Gaussian weights by Lloyd passes; the same every time."""
+    """Return values float32 (2^window,) fitted to Gaussian weights by k-means; deterministic."""
     size = 2**window
     values = jax.random.normal(jax.random.key(0), (max(64, 16 * size // RUN), RUN))
     ones = jnp.ones_like(values)

@@ -1,1 +1,1 @@
-"""The stages of a rehearsal, one file each: a stage and what it finds."""
+"""The stages of a rehearsal and their results."""

@@ -1,36 +1,36 @@
-"""Does it fit, by the real compiler: one that does not, the fix that makes it, and what runs."""
+"""Check with the TPU compiler: the job, a job that does not fit with its fix, and the stand-in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...checker.check import check
-from ...checker.fixes import Fix
+from ...checker.fix import Fix
 from ...checker.result import CheckResult
 from ...compiler.memory import MemoryReport
 from ...errors import TPUOutOfMemoryError, XLACompilationError
 from ...hardware.figure import Figure, bytes_text, seconds_text
 from ...job.job import Job
-from ..beside import Beside
-from ..scene import Scene
+from ...plain_data import JsonObject
+from ..stage import Beside, Scene, StageResult
 
 FIXES_TRIED = 3
 GROWN_AT_MOST, GROWN_TIMES = 1 << 14, 3
 LIMIT_WITHIN_S = 90.0
-"""For each compile of a job that was grown: what it says is good to know, and not needed."""
+"""Time limit for each compile of a job with a larger batch, which is not essential."""
 _CPU_MEMORY = "jax reports no memory of CPU devices"
 
 
 @dataclass(frozen=True)
 class RefusedJob:
-    """A job that does not fit, and what the compiler said of fixes.
+    """A job that does not fit, and a fix that the compiler proved.
 
     Attributes:
         job: As it was compiled.
-        memory: What it would take; None where the compiler refused without a report.
-        words: What makes it too large.
+        memory: Its memory report; None where the compiler refused without one.
+        words: What makes it too large, as text.
         fix: The first proposed change that a compile proved; None where none did.
-        fixed: That compile.
+        fixed: The check with the fix.
     """
 
     job: Job
@@ -41,7 +41,7 @@ class RefusedJob:
 
     @property
     def sentence(self) -> str:
-        """What does not fit, and what makes it."""
+        """What does not fit, and the fix."""
         size = "does not fit"
         if self.memory is not None:
             usable = bytes_text(self.memory.usable_bytes or 0)
@@ -51,8 +51,8 @@ class RefusedJob:
         then = bytes_text(self.fixed.memory.total_bytes)
         return f"{self.words} {size}; {self.fix.text} makes it {then}, which fits (compiler)"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return the result as plain data."""
         return {
             "job": self.job.to_dict(),
             "words": self.words,
@@ -64,20 +64,21 @@ class RefusedJob:
 
 
 @dataclass(frozen=True)
-class Check:
-    """What the compiler says.
+class Check(StageResult):
+    """The compiler's verdicts.
 
     Attributes:
-        whole: Of the job that fits: as it was given, or fixed.
-        refused: The one that does not fit: the job as it was given, or a larger one.
-        no_refusal: Why there is none.
-        rehearsed: Of what runs here, compiled for its slice.
+        whole: The check of the job that fits: the given one, or the fixed one.
+        refused: The job that does not fit: the given one, or one with a larger batch.
+        no_refusal: Why there is no such job.
+        rehearsed: The check of the stand-in, compiled for its slice.
     """
 
     whole: CheckResult | None
     refused: RefusedJob | None
     rehearsed: CheckResult
     no_refusal: str = ""
+    _facts = ("whole", "refused", "no_refusal", "rehearsed")
 
     @property
     def is_good(self) -> bool:
@@ -86,21 +87,21 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """Whether it fits, how long a step is, and what would not."""
-        said: list[str] = []
+        """Whether the job fits, its predicted step, and what would not fit."""
+        parts: list[str] = []
         if self.refused is not None:
-            said.append(self.refused.sentence)
+            parts.append(self.refused.sentence)
         elif self.no_refusal:
-            said.append(self.no_refusal)
+            parts.append(self.no_refusal)
         if self.whole is not None and self.whole.prediction is not None:
             step = seconds_text(self.whole.prediction.step_time_s)
-            said.append(f"steps of {step} on {self.whole.memory.slice} (model of the schedule)")
+            parts.append(f"steps of {step} on {self.whole.memory.slice} (model of the schedule)")
         elif self.whole is not None:
-            said.append(f"fits in {bytes_text(self.whole.memory.total_bytes)} (compiler)")
-        return "; ".join(said)
+            parts.append(f"fits in {bytes_text(self.whole.memory.total_bytes)} (compiler)")
+        return "; ".join(parts)
 
     def beside(self) -> Sequence[Beside]:
-        """Memory, which no CPU device reports."""
+        """Return the predicted memory; CPU devices report none."""
         report = self.rehearsed.memory
         return (
             Beside(
@@ -113,24 +114,15 @@ class Check:
             ),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "whole": None if self.whole is None else self.whole.to_dict(),
-            "refused": None if self.refused is None else self.refused.to_dict(),
-            "no_refusal": self.no_refusal,
-            "rehearsed": self.rehearsed.to_dict(),
-        }
-
 
 class CheckStage:
-    """Asks the TPU compiler, and makes it say no once."""
+    """Compiles the job for its TPU slice, and finds its memory limit."""
 
     name: ClassVar[str] = "check"
     question: ClassVar[str] = "Does it fit, by the real TPU compiler, and what if it does not?"
 
     def run(self, scene: Scene) -> Check:
-        """Check the job; where it fits also a larger one; then what is trained here."""
+        """Check the job, a larger one if it fits, and the stand-in."""
         job, why_none = scene.job, ""
         scene.progress(f"the job on {job.slice}")
         first = check(job, progress=scene.progress)
@@ -139,8 +131,8 @@ class CheckStage:
             try:
                 refused = _find_limit(job, first.memory, scene)
             except XLACompilationError as error:  # beyond the limit the compiler can be very slow
-                said = str(error).rstrip(".")
-                refused, why_none = None, f"fits, and where its limit lies is not known: {said}"
+                reason = str(error).rstrip(".")
+                refused, why_none = None, f"fits, and its limit is not known: {reason}"
         else:
             refused = _find_fix(
                 RefusedJob(job, first.memory, "the job as it is"), scene, first, predict=True
@@ -152,7 +144,7 @@ class CheckStage:
 
 
 def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> RefusedJob | None:
-    """Grow the batch until the compiler says no; None where fixes are not known for the model."""
+    """Return a job whose batch is too large; None where the model's fixes are not known."""
     if job.model_flops is None:
         return None
     times = times_too_many(memory)
@@ -162,20 +154,20 @@ def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> RefusedJob | No
         scene.progress(f"{words}: does it still fit?")
         larger = job.replace(batch_size=batch)
         try:
-            found = check(
+            result = check(
                 larger, memory_only=True, timeout_s=LIMIT_WITHIN_S, progress=scene.progress
             )
         except TPUOutOfMemoryError:
             return RefusedJob(larger, None, words)
-        if not found.fits:
-            beyond = RefusedJob(larger, found.memory, words)
-            return _find_fix(beyond, scene, found, predict=False, timeout_s=LIMIT_WITHIN_S)
+        if not result.fits:
+            beyond = RefusedJob(larger, result.memory, words)
+            return _find_fix(beyond, scene, result, predict=False, timeout_s=LIMIT_WITHIN_S)
         times *= 4
     return None
 
 
 def times_too_many(memory: MemoryReport) -> int:
-    """Return the power of two by which a batch grows past the limit, by what of it moves."""
+    """Return the power of two by which a batch must grow to exceed the memory."""
     moving = sum(memory.purposes.get(name, 0) for name in ("activations", "temporaries"))
     usable = memory.usable_bytes or memory.total_bytes
     times = 2
@@ -187,14 +179,15 @@ def times_too_many(memory: MemoryReport) -> int:
 def _find_fix(
     refused: RefusedJob,
     scene: Scene,
-    found: CheckResult,
+    result: CheckResult,
     *,
     predict: bool,
     timeout_s: float | None = None,
 ) -> RefusedJob:
     """Compile proposed fixes, the most promising first, until one fits."""
-    fixes = () if found.fixes is None else found.fixes.fixes
-    for fix in [one for one in fixes if one.promising or one.estimate_bytes is None][:FIXES_TRIED]:
+    fixes = () if result.fixes is None else result.fixes.fixes
+    promising = [fix for fix in fixes if fix.promising or fix.estimate_bytes is None]
+    for fix in promising[:FIXES_TRIED]:
         scene.progress(f"would {fix.text} make it fit?")
         tried = check(
             refused.job.replace(fix.changes),

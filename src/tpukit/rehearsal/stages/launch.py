@@ -1,28 +1,172 @@
-"""The launch: what a cloud is asked for, and a run that nobody disturbs."""
+"""Launch on the emulated cloud: any run of the stand-in, and one without interruption."""
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
+from ...errors import TPUError
 from ...hardware.figure import Figure, seconds_text
-from ..beside import THIS_MACHINE, Beside, measured
-from ..launched import LaunchedRun, launch_here
-from ..scene import Scene
+from ...job.job import Job
+from ...observe.runs.goodput import RunGoodput
+from ...observe.runs.run import Run
+from ...plain_data import JsonObject
+from ...pods.cost import CostReport
+from ...pods.launching.launch import prepare_launch
+from ...pods.launching.run_log import RunLogEntry
+from ...pods.providers.protocol import Line, StepCompleted
+from ...pods.supervision.journal import SupervisionEvent
+from ...pods.supervision.supervisor import Outcome
+from ...records.metrics import read_steps
+from ...records.names import LOSS, STEP, STEP_TIME
+from ..stage import THIS_MACHINE, Beside, Scene, StageResult, measured
 from ..stand_in import config_of
 from .check import Check
+
+SHOWN_STEPS = 20
+"""Steps between two progress messages."""
+_LAST_WORDS = 5
+
+
+class RunFailed(TPUError):
+    """A launched run did not finish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedRun:
+    """A finished run.
+
+    Attributes:
+        outcome: The supervisor's outcome, over all attempts.
+        cost: The cost of its pods, by list price.
+        records: Its records of steps, without those of evaluations.
+        goodput: Its time by cause, over all attempts.
+        began: Unix seconds of its first `train()`.
+        checkpoint_bytes: Bytes of the newest checkpoint's files.
+    """
+
+    name: str
+    job: Job
+    folder: Path
+    outcome: Outcome
+    cost: CostReport
+    records: tuple[JsonObject, ...]
+    goodput: RunGoodput
+    began: float
+    checkpoint_bytes: int
+
+    @property
+    def losses(self) -> dict[int, float | None]:
+        """The loss of every step; None where it was not finite."""
+        return {record[STEP]: record[LOSS] for record in self.records}
+
+    @property
+    def start_s(self) -> float:
+        """Seconds from the start of the first process to its first step."""
+        first = self.outcome.attempts[0]
+        return (first.first_step_at or 0.0) - (first.started_at or 0.0)
+
+    @property
+    def ready_s(self) -> float:
+        """Seconds from `train()` to the first step."""
+        return (self.outcome.attempts[0].first_step_at or 0.0) - self.began
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(record[STEP_TIME] for record in self.records)
+
+    def to_dict(self) -> JsonObject:
+        """Return the result as plain data."""
+        return {
+            "name": self.name,
+            "outcome": self.outcome.to_dict(),
+            "cost": self.cost.to_dict(),
+            "goodput": self.goodput.to_dict(),
+            "losses": {str(step): loss for step, loss in self.losses.items()},
+        }
+
+
+def launch_here(
+    scene: Scene, name: str, *, on_step: Callable[[StepCompleted], None] | None = None
+) -> LaunchedRun:
+    """Launch the stand-in on the emulated cloud, and follow it to its end.
+
+    Args:
+        scene: State of the rehearsal.
+        name: Name of the run and its folder.
+        on_step: Called with every completed step.
+
+    Raises:
+        RunFailed: It did not finish.
+    """
+    folder = scene.folder / name
+    document = {**scene.stand_in.job.to_dict()}
+    document["train"] = {**document["train"], "run_dir": str(folder.absolute())}
+    document["launch"] = {
+        **scene.cloud.launch_section(scene.stand_in.job.slice),
+        "include": scene.job.launch.include,
+    }
+    ready = prepare_launch(
+        Job.from_dict(document), name=name, state=scene.cloud.store, progress=scene.progress
+    )
+    words: list[str] = []
+
+    def tell(event: SupervisionEvent) -> None:
+        entry = RunLogEntry.of(event)
+        if isinstance(event, StepCompleted):
+            if event.step == 1 or event.step % SHOWN_STEPS == 0:
+                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+                scene.progress(f"step {event.step} of {ready.job.train.steps}{loss}")
+            if on_step is not None:
+                on_step(event)
+        elif isinstance(event, Line):
+            words.append(event.text)
+        elif entry is not None:
+            scene.note(name, entry.kind, entry.text, at=entry.at)
+            scene.progress(entry.text)
+
+    outcome = ready.run(tell)
+    if not outcome.is_done:
+        said_last = " / ".join(line for line in words[-_LAST_WORDS:] if line.strip())
+        raise RunFailed(f"{name} ended: {outcome.ending} ({outcome.reason}). {said_last}")
+    run = Run(folder)
+    for event in run.events():
+        if event.event in ("saved", "rolled back", "recompiled"):
+            scene.note(name, "saved", f"{event.event} step {event.data.get('step')}", at=event.time)
+    scene.moments.sort(key=lambda moment: moment.at)
+    return LaunchedRun(
+        name=name,
+        job=ready.job,
+        folder=folder,
+        outcome=outcome,
+        cost=CostReport.of(scene.cloud.store, name),
+        records=tuple(read_steps(folder)),
+        goodput=run.goodput(),
+        began=run.attempts()[0].began,
+        checkpoint_bytes=_newest_checkpoint_bytes(folder / "checkpoints"),
+    )
+
+
+def _newest_checkpoint_bytes(folder: Path) -> int:
+    saved = [path for path in folder.iterdir() if path.name.isdigit()]
+    newest = max(saved, key=lambda path: int(path.name))
+    return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+
 
 NAME = "undisturbed"
 
 
 @dataclass(frozen=True)
-class CalmRun:
+class CalmRun(StageResult):
     """A run from the first request to the last step.
 
     Attributes:
-        run: Undisturbed.
-        checked: What the compiler said of the very same job, for a TPU.
-        first_loss: What a model that knows nothing should lose; missing where that is not known.
+        run: The run without interruption.
+        checked: The compiler's verdict on the same job, for a TPU.
+        first_loss: The expected loss of an untrained model; missing where unknown.
     """
 
     run: LaunchedRun
@@ -30,11 +174,9 @@ class CalmRun:
     first_loss: Figure
     cloud: str
 
-    is_good = True
-
     @property
     def sentence(self) -> str:
-        """What ran where."""
+        """The slice, steps and losses of the run."""
         job, losses = self.run.job, self.run.losses
         first, last = losses[min(losses)] or math.nan, losses[max(losses)] or math.nan
         return (
@@ -43,10 +185,10 @@ class CalmRun:
         )
 
     def beside(self) -> Sequence[Beside]:
-        """Tokens, losses, checkpoints, and steps of two machines."""
+        """Return tokens, losses, checkpoints and steps, predicted beside measured."""
         run = self.run
         unit = "tokens" if run.job.reads_tokens else "examples"
-        found = [
+        pairs = [
             Beside(
                 what=f"{unit} in a step",
                 predicted=Figure(run.job.tokens_per_step, unit, "model", "the job"),
@@ -64,11 +206,11 @@ class CalmRun:
             ),
         ]
         if self.checked is not None:
-            found += _of_check(self.checked, run)
-        return found
+            pairs += _of_check(self.checked, run)
+        return pairs
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return the result as plain data."""
         return {"cloud": self.cloud, **self.run.to_dict()}
 
 
@@ -80,11 +222,11 @@ def _first_loss(run: LaunchedRun) -> Figure:
 
 
 def _of_check(checked: Check, run: LaunchedRun) -> list[Beside]:
-    """Hold what was predicted of the very same program beside what it did here."""
+    """Return predictions for the same program beside its measurements on this machine."""
     result = checked.rehearsed
-    found: list[Beside] = []
+    pairs: list[Beside] = []
     if result.host_memory is not None:
-        found.append(
+        pairs.append(
             Beside(
                 what="checkpoint",
                 predicted=result.host_memory.saving,
@@ -97,7 +239,7 @@ def _of_check(checked: Check, run: LaunchedRun) -> list[Beside]:
     if result.prediction is not None:
         slice = result.memory.slice
         source = "timeline of the compiled schedule"
-        found.append(
+        pairs.append(
             Beside(
                 what="step",
                 predicted=Figure(result.prediction.step_time_s, "s", "model", source),
@@ -105,25 +247,25 @@ def _of_check(checked: Check, run: LaunchedRun) -> list[Beside]:
                 measured=measured(run.step_s, "s", "median of metrics.jsonl of the run"),
                 measured_on=f"{THIS_MACHINE}, {slice.devices} virtual devices",
                 is_comparable=False,
-                remark="a TPU's step and a CPU's step: neither says anything of the other",
+                remark="steps of a TPU and of a CPU cannot be compared",
             )
         )
-    return found
+    return pairs
 
 
 class LaunchStage:
-    """Launches on the emulated cloud and disturbs nobody."""
+    """Launches on the emulated cloud without interruption."""
 
     name: ClassVar[str] = "launch"
-    question: ClassVar[str] = "Does it launch, and what does it learn when nobody disturbs it?"
+    question: ClassVar[str] = "Does it launch, and what does it learn without interruption?"
 
     def run(self, scene: Scene) -> CalmRun:
-        """Launch, and follow it to its end."""
-        found = launch_here(scene, NAME)
-        checked = next((one for one in scene.findings if isinstance(one, Check)), None)
+        """Launch the stand-in, and follow it to its end."""
+        run = launch_here(scene, NAME)
+        checked = next((finding for finding in scene.findings if isinstance(finding, Check)), None)
         config = config_of(scene.stand_in.job)
         if config is None:
-            loss = Figure.missing("nats", "what a model of one's own loses first is not known")
+            loss = Figure.missing("nats", "the first loss of a user's own model is not known")
         else:
             loss = Figure(math.log(config.vocab_size), "nats", "model", "ln(vocabulary)")
-        return CalmRun(found, checked, loss, f"the emulated '{scene.cloud.provider}'")
+        return CalmRun(run, checked, loss, f"the emulated '{scene.cloud.provider}'")

@@ -1,18 +1,15 @@
-"""Which slice, for how much and how long: the planner's answer for the job's model."""
+"""Plan the job: the cheapest slice, and the job's own, with price and time."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...hardware.figure import seconds_text
 from ...job.job import Job
-from ...planner.answer.amounts import count_text, days_text
-from ...planner.answer.choice import Choice
+from ...planner.amounts import count_text, days_text
 from ...planner.answer.result import PlanResult
 from ...planner.planning import plan
-from ..beside import Beside
-from ..scene import Scene
-from ..stage import LeftOut
+from ...planner.search.choice import Choice
+from ..stage import LeftOut, Scene, StageResult
 from ..stand_in import config_of
 
 TOKENS_A_PARAMETER = 20
@@ -20,25 +17,24 @@ _WHY_TOKENS = f"{TOKENS_A_PARAMETER} a parameter, by arXiv 2203.15556"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the planner proposes.
+class Plan(StageResult):
+    """The planner's results.
 
     Attributes:
-        anywhere: Over all slices.
-        there: On the slice that the job names; None where nothing fits on it.
-        tokens_from: Why so many tokens.
+        anywhere: The plan over all slices.
+        there: The plan on the job's own slice; None where nothing fits on it.
+        tokens_from: Where the number of tokens comes from.
     """
 
     anywhere: PlanResult
     there: PlanResult | None
     tokens_from: str
     slice: str
-
-    is_good = True
+    _facts = ("tokens_from", "anywhere", "there")
 
     @property
     def sentence(self) -> str:
-        """What is cheapest, and what the job's own slice comes to."""
+        """The cheapest slice, and the price on the job's own slice."""
         result, best = self.anywhere, self.anywhere.best
         words = f"{result.model} on {count_text(result.tokens)} tokens ({self.tokens_from}): "
         if best is None:
@@ -52,31 +48,19 @@ class Plan:
             f"{seconds_text(mine.step_time_s)} (model)"
         )
 
-    def beside(self) -> Sequence[Beside]:
-        """Nothing is measured yet."""
-        return ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "tokens_from": self.tokens_from,
-            "anywhere": self.anywhere.to_dict(),
-            "there": None if self.there is None else self.there.to_dict(),
-        }
-
 
 class PlanStage:
-    """Asks the planner."""
+    """Runs the planner."""
 
     name: ClassVar[str] = "plan"
     question: ClassVar[str] = "Which slice, for how much and how long?"
 
     def run(self, scene: Scene) -> Plan:
-        """Plan over all slices, and on the job's own; by arithmetic, as a check follows."""
+        """Plan over all slices and on the job's own, without compiling; the check compiles."""
         job, config = scene.job, config_of(scene.job)
         if config is None:
             raise LeftOut(
-                "left out: only the compiler can judge a model of one's own; tpukit plan asks it"
+                "left out: only the compiler can judge a user's own model; use tpukit plan"
             )
         tokens, why = _tokens(job, config.parameter_count().total)
 
@@ -101,7 +85,7 @@ def _price(choice: Choice) -> str:
 
 
 def _tokens(job: Job, parameters: int) -> tuple[float, str]:
-    """Return how many tokens to plan for, and why."""
+    """Return the number of tokens to plan for, and its origin."""
     if job.train.steps is not None:
         return float(job.train.steps * job.tokens_per_step), f"its {job.train.steps:,} steps"
     return float(TOKENS_A_PARAMETER * parameters), _WHY_TOKENS

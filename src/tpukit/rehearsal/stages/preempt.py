@@ -1,18 +1,72 @@
-"""The same job with its pod taken away twice: once after a notice, once without a word."""
+"""Preempt the same job twice, with a notice and without, and compare its losses to the bit."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...errors import TPUError
 from ...hardware.figure import Figure, seconds_text
+from ...plain_data import JsonObject
 from ...pods.causes import Kind
 from ...pods.providers.protocol import StepCompleted
-from ..beside import Beside, measured
-from ..goodput_model import InterruptedRun
-from ..launched import LaunchedRun, launch_here
-from ..scene import Scene
-from .launch import CalmRun
+from ..stage import Beside, Scene, StageResult, measured
+from .launch import CalmRun, LaunchedRun, launch_here
+
+SOURCE = "start, step and save as measured before the first preemption, times how often each comes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterruptedRun:
+    """A run with interruptions, predicted by arithmetic.
+
+    Attributes:
+        steps: Steps of the run.
+        step_s: Seconds of a step.
+        ready_s: Seconds from the beginning of the first attempt to its first step.
+        start_s: Seconds from the start of processes to their first step, at each restart.
+        save_s: Seconds for which a checkpoint blocks the loop.
+        every: Steps from one checkpoint to the next.
+        noticed: Interruptions with a notice, before which it saves; no step is repeated.
+        killed: Interruptions without a notice; half of `every` steps are repeated on average.
+    """
+
+    steps: int
+    step_s: float
+    ready_s: float
+    start_s: float
+    save_s: float
+    every: int
+    noticed: int
+    killed: int
+
+    @property
+    def redone_steps(self) -> float:
+        """Expected number of repeated steps."""
+        return self.killed * (self.every - 1) / 2
+
+    @property
+    def productive_s(self) -> float:
+        """Seconds in steps that count."""
+        return self.steps * self.step_s
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the beginning of the first attempt to the last step."""
+        starts = self.ready_s + (self.noticed + self.killed) * self.start_s
+        saves = (self.steps // self.every + self.noticed) * self.save_s
+        return starts + saves + self.productive_s + self.redone_steps * self.step_s
+
+    @property
+    def goodput(self) -> Figure:
+        """Productive time over wall time."""
+        return Figure(self.productive_s / self.wall_s, "share", "model", SOURCE)
+
+    @property
+    def wall(self) -> Figure:
+        """Wall time as a figure."""
+        return Figure(self.wall_s, "s", "model", SOURCE)
+
 
 NAME = "preempted"
 NOTICE_S = 20.0
@@ -20,16 +74,16 @@ PREEMPTIONS = 2
 
 
 class NotPreempted(TPUError):
-    """The run was over before its pod could be taken away."""
+    """The run ended before its pod could be preempted."""
 
 
 @dataclass(frozen=True)
-class Preempt:
-    """A run that lost its pod twice and came to its end.
+class Preempt(StageResult):
+    """A run that was preempted twice and finished.
 
     Attributes:
-        predicted: How long it should take, by what was known before the first preemption.
-        leftovers: What the cloud still holds; nothing is as it should be.
+        predicted: The prediction made before the first preemption.
+        leftovers: Resources that still exist in the cloud; none is expected.
     """
 
     run: LaunchedRun
@@ -38,24 +92,24 @@ class Preempt:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was left behind."""
+        """Whether no resource is left in the cloud."""
         return not self.leftovers
 
     @property
     def sentence(self) -> str:
-        """What it cost to be preempted."""
+        """The cost of the preemptions: downtime and repeated steps."""
         losses = self.run.outcome.losses
         again = sum(loss.lost_steps for loss in losses)
         down = ", ".join(seconds_text(loss.downtime_s or 0.0) for loss in losses)
         left = f"; LEFT BEHIND: {', '.join(self.leftovers)}" if self.leftovers else ""
         return (
-            f"taken away {len(losses)} times, back to the next step after {down}; {again} steps "
-            f"done again, {len(self.run.outcome.attempts)} pods, none left (measured){left}"
+            f"preempted {len(losses)} times, back to the next step after {down}; {again} steps "
+            f"repeated, {len(self.run.outcome.attempts)} pods, none left (measured){left}"
         )
 
     def beside(self) -> Sequence[Beside]:
-        """Time, goodput and steps done again."""
-        source = "the run's own books, over all attempts"
+        """Return wall time, goodput and repeated steps, predicted beside measured."""
+        source = "the run's own records, over all attempts"
         books = self.run.goodput.total
         again = sum(loss.lost_steps for loss in self.run.outcome.losses)
         here = "this machine, by arithmetic"
@@ -76,37 +130,37 @@ class Preempt:
                 remark="of a run of seconds, most of which are starts; of one of days it is high",
             ),
             Beside(
-                what="steps done again",
+                what="steps repeated",
                 predicted=Figure(
                     self.predicted.redone_steps, "steps", "model", "half the steps between saves"
                 ),
                 predicted_of="any machine",
                 measured=measured(again, "steps", source),
                 is_comparable=True,
-                remark=f"it saves every {self.predicted.every}; a save under way is lost too",
+                remark=f"it saves every {self.predicted.every}; an unfinished save is lost too",
             ),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+    def to_dict(self) -> JsonObject:
+        """Return the result as plain data."""
         return {**self.run.to_dict(), "leftovers": list(self.leftovers)}
 
 
 class PreemptStage:
-    """Takes the pod away, with a notice and without."""
+    """Preempts the pod, with a notice and without."""
 
     name: ClassVar[str] = "preempt"
-    question: ClassVar[str] = "What if its pod is taken away, with a notice and without?"
+    question: ClassVar[str] = "What if its pod is preempted, with a notice and without?"
 
     def run(self, scene: Scene) -> Preempt:
-        """Launch the same job, take its pod away twice, and follow it to its end.
+        """Launch the same job, preempt its pod twice, and follow it to its end.
 
         Raises:
-            NotPreempted: It was over first.
+            NotPreempted: It ended too early.
         """
         calm = scene.find(CalmRun).run
         steps = scene.stand_in.job.train.steps or 1
-        # Off a save, so that something is lost where nobody gives notice.
+        # Between two saves, so that a kill loses steps.
         every = scene.stand_in.job.train.checkpoint_every
         due = [(steps // 3, NOTICE_S), (2 * steps // 3 + every // 2, 0.0)]
         taken: list[int] = []
@@ -118,20 +172,20 @@ class PreemptStage:
             pod, notice_s = f"{NAME}-a{number + 1}", due[number][1]
             if scene.cloud.preempt(pod, notice_s=notice_s):
                 taken.append(event.step)
-                how = f"with {notice_s:g} s of notice" if notice_s else "without a word"
-                text = f"{pod} is taken away {how}, at step {event.step}"
+                how = f"with {notice_s:g} s of notice" if notice_s else "without notice"
+                text = f"{pod} is preempted {how}, at step {event.step}"
                 scene.note(NAME, "preempted", text)
                 scene.progress(text)
 
-        found = launch_here(scene, NAME, on_step=on_step)
+        run = launch_here(scene, NAME, on_step=on_step)
         evicted = [
-            one
-            for one in found.outcome.attempts
-            if one.ending is not None and one.ending.cause.kind is Kind.EVICTION
+            attempt
+            for attempt in run.outcome.attempts
+            if attempt.ending is not None and attempt.ending.cause.kind is Kind.EVICTION
         ]
         if len(evicted) < PREEMPTIONS:
             raise NotPreempted(
-                f"the run was over with {len(evicted)} of {PREEMPTIONS} preemptions; give it more "
+                f"the run ended after {len(evicted)} of {PREEMPTIONS} preemptions; give it more "
                 f"steps than {steps} (--steps)."
             )
         goodput = calm.goodput.total
@@ -139,11 +193,75 @@ class PreemptStage:
         predicted = InterruptedRun(
             steps=steps,
             step_s=goodput.productive_s / steps,
-            ready_s=found.ready_s,
-            start_s=found.start_s,
+            ready_s=run.ready_s,
+            start_s=run.start_s,
             save_s=goodput.spent_s.get("checkpoint", 0.0) / saves,
             every=every,
             noticed=1,
             killed=PREEMPTIONS - 1,
         )
-        return Preempt(found, predicted, tuple(scene.cloud.leftovers))
+        return Preempt(run, predicted, tuple(scene.cloud.leftovers))
+
+
+@dataclass(frozen=True)
+class Resume(StageResult):
+    """The losses of both runs, step by step.
+
+    Attributes:
+        undisturbed: Losses of the uninterrupted run by step.
+        preempted: Losses of the preempted run by step.
+    """
+
+    undisturbed: dict[int, float | None]
+    preempted: dict[int, float | None]
+    _facts = ("steps", ("equal_to_the_bit", "is_good"), ("different_steps", "different"))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the undisturbed run took."""
+        return len(self.undisturbed)
+
+    @property
+    def different(self) -> list[int]:
+        """Steps whose losses differ in a bit, or that one of the runs lacks."""
+        steps = sorted({*self.undisturbed, *self.preempted})
+        return [
+            step
+            for step in steps
+            if _bits(self.undisturbed.get(step)) != _bits(self.preempted.get(step))
+        ]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there are losses, and all are equal to the bit."""
+        return bool(self.undisturbed) and not self.different
+
+    @property
+    def sentence(self) -> str:
+        """How many losses are equal."""
+        if self.is_good:
+            return f"all {len(self.undisturbed)} losses are equal to the bit (measured)"
+        wrong = self.different
+        if not wrong:
+            return "there are no losses to compare"
+        first = wrong[0]
+        return (
+            f"{len(wrong)} of {len(self.undisturbed)} losses differ, first at step {first}: "
+            f"{self.undisturbed.get(first)} undisturbed, {self.preempted.get(first)} preempted"
+        )
+
+
+class ResumeStage:
+    """Compares losses."""
+
+    name: ClassVar[str] = "resume"
+    question: ClassVar[str] = "Did it resume without a difference?"
+
+    def run(self, scene: Scene) -> Resume:
+        """Compare the losses of both runs."""
+        return Resume(scene.find(CalmRun).run.losses, scene.find(Preempt).run.losses)
+
+
+def _bits(loss: float | None) -> bytes | None:
+    """Return a loss as bits, so that NaN equals itself and 0.0 differs from -0.0."""
+    return None if loss is None else struct.pack("<d", loss)

@@ -1,4 +1,4 @@
-"""What is here, what is wrong with it and how to mend it."""
+"""Diagnose this machine for TPU work: findings, and how to fix them."""
 
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose_tpu as diagnose_tpu

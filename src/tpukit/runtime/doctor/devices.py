@@ -1,4 +1,4 @@
-"""Checks of the chips: which are here, may be opened, are held by whom, and answer to jax."""
+"""Checks of the chips: present, accessible, free, and usable by jax."""
 
 import os
 from collections.abc import Iterator
@@ -6,18 +6,17 @@ from pathlib import Path
 
 import psutil
 
+from ...hardware import get_chip
 from ..child import ChildError, run_child
 from .finding import Check, DoctorFinding, Site
 
 LOCK_FILE = "tmp/libtpu_lockfile"
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
-# jax says it of v5e and newer; older chips do not map memory this way.
-WITHOUT_HUGE_PAGES = ("v2", "v3", "v4", "v5p")
 OPEN_DEVICES_TIMEOUT_S = 90.0
 
 
 def check_accelerators(site: Site) -> Iterator[DoctorFinding]:
-    """What the machine has, told from the file system."""
+    """Report the machine's accelerators, as found in the file system."""
     seen = f"{site.here} ({'; '.join(site.here.evidence)})"
     if site.here.kind == "cpu":
         seen = f"no TPU and no GPU: {seen}. Planning and compiling for TPU need none"
@@ -25,7 +24,7 @@ def check_accelerators(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_permissions(site: Site) -> Iterator[DoctorFinding]:
-    """This user may open the chips."""
+    """Check that this user may open the chips."""
     closed = [str(node) for node in _device_nodes(site) if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
         yield DoctorFinding(
@@ -38,12 +37,12 @@ def check_permissions(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_lock_file(site: Site) -> Iterator[DoctorFinding]:
-    """Libtpu's lock file is free, or held by a live process of this user."""
+    """Check that libtpu's lock file is free, or locked by a live process of this user."""
     path = site.root / LOCK_FILE
     try:
         stat = path.stat()
     except FileNotFoundError:
-        yield DoctorFinding("lock_file", "devices", "ok", "no process holds libtpu's lock file")
+        yield DoctorFinding("lock_file", "devices", "ok", "no process has locked libtpu")
         return
     holder = _lock_holder(site, stat.st_ino)
     if holder is not None:
@@ -51,7 +50,7 @@ def check_lock_file(site: Site) -> Iterator[DoctorFinding]:
             "lock_file",
             "devices",
             "warning" if site.here.kind == "tpu" else "info",
-            f"{_process_name(holder)} holds libtpu, so no other process can load it for a TPU here",
+            f"{_process_name(holder)} has locked libtpu, so no other process can use the TPU",
             "Wait for it, or end it; tpukit's own compiles may run beside it.",
         )
     elif not os.access(path, os.R_OK | os.W_OK):
@@ -69,7 +68,7 @@ def check_lock_file(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_holders(site: Site) -> Iterator[DoctorFinding]:
-    """No other process has the chips open."""
+    """Check that no other process has the chips open."""
     nodes = {str(node) for node in _device_nodes(site)}
     if not nodes:
         return
@@ -92,8 +91,9 @@ def check_holders(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_huge_pages(site: Site) -> Iterator[DoctorFinding]:
-    """Transparent huge pages are on, where the TPU runtime starts faster with them."""
-    if site.here.kind != "tpu" or site.here.generation in WITHOUT_HUGE_PAGES:
+    """Check that transparent huge pages are on, where the TPU runtime starts faster with them."""
+    here = site.here
+    if here.kind != "tpu" or (here.generation and not get_chip(here.generation).wants_huge_pages):
         return
     path = site.root / HUGE_PAGES
     state = path.read_text().strip() if path.exists() else "(no such setting)"
@@ -110,13 +110,13 @@ def check_huge_pages(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_jax_devices(site: Site) -> Iterator[DoctorFinding]:
-    """Jax opens the accelerator, tried in a child that can be killed."""
+    """Check in a child process that jax opens the accelerator."""
     if site.here.kind == "cpu":
         return
     try:
         reply = run_child(
-            "tpukit.runtime.doctor.devices_child",
-            {},
+            "tpukit.runtime.doctor.children",
+            {"task": "open devices"},
             timeout_s=OPEN_DEVICES_TIMEOUT_S,
             environment=site.environment,
         )
@@ -126,7 +126,7 @@ def check_jax_devices(site: Site) -> Iterator[DoctorFinding]:
             "devices",
             "error",
             f"jax cannot open the devices here: {error}",
-            "Look at the other findings first; then end every process that holds the chips and "
+            "Fix the other findings first; then end every process that uses the chips and "
             "try again, or restart the machine.",
         )
         return
@@ -142,7 +142,7 @@ def check_jax_devices(site: Site) -> Iterator[DoctorFinding]:
         "warning",
         f"{seen}, though this is a {site.here.kind.upper()} machine",
         "See the findings about JAX_PLATFORMS and about the software; "
-        "configure_tpu_environment() sets what is right.",
+        "configure_tpu_environment() sets the right variables.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Run every check and keep what they saw: `diagnose_tpu()` and its result."""
+"""`diagnose_tpu()`: run every check and return the findings."""
 
 import os
 from collections import Counter
@@ -10,14 +10,14 @@ from typing import Any, get_args
 import psutil
 
 from ...hardware.detect import detect_accelerators
-from ..mapped_result import MappedResult
-from . import compiler, devices, notebooks, resources, software, variables
+from ...shown import MappedResult
+from . import compiler, devices, resources, software, variables
 from .finding import Check, DoctorFinding, Severity, Site, Topic
 
 CHECKS: Mapping[Topic, tuple[Check, ...]] = {
     "software": software.CHECKS,
     "devices": devices.CHECKS,
-    "environment": (*variables.CHECKS, *notebooks.CHECKS),
+    "environment": variables.CHECKS,
     "resources": resources.CHECKS,
     "compiler": compiler.CHECKS,
 }
@@ -32,7 +32,7 @@ SIGNS: Mapping[Severity, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Diagnosis(MappedResult):
-    """Every finding. Reads like a mapping: `diagnosis["summary"]`, `diagnosis["findings"]`."""
+    """All findings; also a mapping: `diagnosis["summary"]`, `diagnosis["findings"]`."""
 
     machine: str
     findings: tuple[DoctorFinding, ...]
@@ -40,12 +40,12 @@ class Diagnosis(MappedResult):
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing will go wrong for sure; warnings are allowed."""
+        """Whether there is no error; warnings are allowed."""
         return not self.of("error")
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, whether there is a TPU, and how much there is to mend."""
+        """One line: the verdict, whether there is a TPU, and the number of problems."""
         counts = Counter(finding.severity for finding in self.findings)
         tally = ", ".join(
             f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
@@ -55,11 +55,11 @@ class Diagnosis(MappedResult):
         return f"{'healthy' if self.healthy else 'not healthy'}: {found}, {self.machine}; {tally}"
 
     def of(self, severity: Severity) -> tuple[DoctorFinding, ...]:
-        """The findings of one severity."""
+        """Return the findings of one severity."""
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
     def to_dict(self) -> dict[str, Any]:
-        """The diagnosis as plain data."""
+        """Return the diagnosis as plain data."""
         return {
             "summary": self.summary,
             "healthy": self.healthy,
@@ -97,16 +97,16 @@ def diagnose_tpu(
     environment: Mapping[str, str] | None = None,
     root: str | Path = "/",
 ) -> Diagnosis:
-    """Look at everything that decides whether TPU work succeeds on this machine.
+    """Check everything that TPU work needs on this machine.
 
-    Loads no libtpu and opens no device in this process, and no connection anywhere. Where a TPU
-    or GPU is present, jax is asked in a child that is killed when it hangs.
+    This process loads no libtpu, opens no device and makes no connection. If a TPU or GPU is
+    present, a child process asks jax, and is killed if it hangs.
 
     Args:
-        deep: Also compile a small program with the real TPU compiler, and check flags that have
-            not been looked up before; some seconds.
-        environment: Judge this environment instead of the process's own.
-        root: Root of the file system to look at; another than "/" is for tests and containers.
+        deep: Also compile a small program with the real TPU compiler, and check flags that are
+            not in the cache; this takes some seconds.
+        environment: The environment to check; by default the process's own.
+        root: Root of the file system to read; other values than "/" are for tests and containers.
     """
     variables_here = dict(os.environ if environment is None else environment)
     here = detect_accelerators(root=root, environment=variables_here)
@@ -131,5 +131,5 @@ def _run(check: Check, site: Site, topic: Topic) -> list[DoctorFinding]:
     except (OSError, psutil.Error) as error:
         # One file that cannot be read must not cost the user all the other findings.
         name = check.__name__.removeprefix("check_")
-        seen = f"{name} could not be looked at: {error}"
+        seen = f"{name} could not be checked: {error}"
         return [DoctorFinding(name, topic, "warning", seen, "Run as a user who may read it.")]

@@ -1,4 +1,4 @@
-"""The words of a diagnosis: a finding, and the site that a check looks at."""
+"""The types of a diagnosis: a finding, and the site that checks read."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Topic = Literal["software", "devices", "environment", "resources", "compiler"]
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing a check has seen.
+    """One result of a check.
 
     Attributes:
         id: Stable name, for scripts.
-        topic: Where it belongs in the report.
-        severity: "ok", "info" (good to know), "warning" (may bite) or "error" (will bite).
-        seen: What is the case.
-        fix: What to do about it; always there for a warning or an error.
+        topic: Its section of the report.
+        severity: "ok", "info", "warning" (may cause failures) or "error" (will cause failures).
+        seen: What the check observed.
+        fix: How to fix it; required for a warning or an error.
     """
 
     id: str
@@ -32,12 +32,12 @@ class DoctorFinding:
 
     def __post_init__(self) -> None:
         if self.severity in ("warning", "error") and not self.fix:
-            raise ValueError(f"finding {self.id!r} is a {self.severity} and names no fix")
+            raise ValueError(f"finding {self.id!r} is a {self.severity} but has no fix")
 
 
 @dataclass(frozen=True)
 class Site:
-    """What the checks look at: everything they know comes from here, so tests can make one up."""
+    """The machine's facts; checks read only these, so that tests can invent a machine."""
 
     environment: Mapping[str, str]
     here: Accelerators
@@ -47,6 +47,6 @@ class Site:
     requirements_of: Callable[[str], list[str]] = installed_requirements
 
 
-# A check looks at one thing. To add one: write the function in the file of its topic and add it
-# to that file's CHECKS. It must not load libtpu, open a device or leave the machine.
+# A check covers one thing. To add one, write the function in the file of its topic and add it to
+# that file's CHECKS. It must not load libtpu, open a device or use the network.
 Check = Callable[[Site], Iterable[DoctorFinding]]

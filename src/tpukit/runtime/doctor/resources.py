@@ -1,4 +1,4 @@
-"""Checks of memory, disk and the network mode; nothing here opens a connection."""
+"""Checks of memory, disk and network mode, without opening a connection."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_
 
 
 def check_memory(site: Site) -> Iterator[DoctorFinding]:
-    """There is memory to compile in."""
+    """Check that there is enough memory to compile."""
     memory = psutil.virtual_memory()
     limit = _container_limit(site)
     available = memory.available if limit is None else min(memory.available, limit)
@@ -36,7 +36,7 @@ def check_memory(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_disk(_: Site) -> Iterator[DoctorFinding]:
-    """The cache can be written and has room."""
+    """Check that the cache is writable and has space."""
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -57,7 +57,7 @@ def check_disk(_: Site) -> Iterator[DoctorFinding]:
 
 
 def check_libtpu_logs(site: Site) -> Iterator[DoctorFinding]:
-    """Libtpu's logs have not filled the disk, and this user can add to them."""
+    """Check that libtpu's logs have not filled the disk and are writable for this user."""
     folder = site.root / LIBTPU_LOGS
     if not folder.is_dir():
         return
@@ -76,7 +76,7 @@ def check_libtpu_logs(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_network_mode(site: Site) -> Iterator[DoctorFinding]:
-    """Metadata look-ups are off where they only wait, and on where they are needed."""
+    """Check that metadata look-ups are on where needed, and off where they only time out."""
     skip = site.environment.get("TPU_SKIP_MDS_QUERY")
     no_gce = site.environment.get("NO_GCE_CHECK", "").lower() == "true"
     if site.here.kind != "tpu":

@@ -1,18 +1,23 @@
-"""Checks of what is installed: Python, jax with its jaxlib, the libtpu of that pair, extras."""
+"""Checks of installed software: Python, jax and jaxlib, their libtpu, and extras."""
 
 import platform
+import re
 import sys
 from collections.abc import Iterator
 
-from .finding import Check, DoctorFinding, Severity, Site
-from .requirements import parse_requirement, satisfies
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
 
+from .finding import Check, DoctorFinding, Severity, Site
+
+_EXTRA = re.compile(r"""extra == ["'](?P<extra>[^"']+)["']""")
 OLDEST_PYTHON = (3, 11)
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
 def check_python(_: Site) -> Iterator[DoctorFinding]:
-    """Python is new enough."""
+    """Check that Python is new enough."""
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info >= OLDEST_PYTHON:
         yield DoctorFinding("python", "software", "ok", seen)
@@ -22,7 +27,7 @@ def check_python(_: Site) -> Iterator[DoctorFinding]:
 
 
 def check_jax(site: Site) -> Iterator[DoctorFinding]:
-    """Jax is one that tpukit supports, and jaxlib is one that this jax supports."""
+    """Check that tpukit supports this jax, and that this jax supports its jaxlib."""
     jax, jaxlib = site.version_of("jax"), site.version_of("jaxlib")
     if jax is None or jaxlib is None:
         missing = "jax" if jax is None else "jaxlib"
@@ -30,12 +35,12 @@ def check_jax(site: Site) -> Iterator[DoctorFinding]:
         yield DoctorFinding("jax", "software", "error", seen, fix)
         return
     ours = _specifier(site, "tpukit", "jax", extra=None)
-    if ours and satisfies(jax, ours) is False:
+    if is_excluded(jax, ours):
         seen = f"jax {jax}; tpukit is made for jax{ours}"
         yield DoctorFinding("jax", "software", "error", seen, f"pip install 'jax{ours}'")
         return
     theirs = _specifier(site, "jax", "jaxlib", extra=None)
-    if theirs and satisfies(jaxlib, theirs) is False:
+    if is_excluded(jaxlib, theirs):
         seen = f"jaxlib {jaxlib} with jax {jax}, which needs jaxlib{theirs}"
         yield DoctorFinding("jax", "software", "error", seen, f"pip install 'jaxlib{theirs}'")
         return
@@ -43,7 +48,7 @@ def check_jax(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_libtpu(site: Site) -> Iterator[DoctorFinding]:
-    """The libtpu is the one that jax's own `tpu` extra names."""
+    """Check that libtpu is the version that jax's own `tpu` extra names."""
     libtpu, jax = site.version_of("libtpu"), site.version_of("jax")
     if site.version_of("libtpu-nightly"):
         yield DoctorFinding(
@@ -67,9 +72,9 @@ def check_libtpu(site: Site) -> Iterator[DoctorFinding]:
         return
     wanted = _specifier(site, "jax", "libtpu", extra="tpu")
     if not wanted:
-        seen = f"libtpu {libtpu}; jax {jax} does not say which one it belongs to"
+        seen = f"libtpu {libtpu}; jax {jax} does not name its libtpu"
         yield DoctorFinding("libtpu", "software", "info", seen)
-    elif satisfies(libtpu, wanted) is False:
+    elif is_excluded(libtpu, wanted):
         yield DoctorFinding(
             "libtpu",
             "software",
@@ -79,11 +84,11 @@ def check_libtpu(site: Site) -> Iterator[DoctorFinding]:
             f"pip install 'jax[tpu]=={jax}'",
         )
     else:
-        yield DoctorFinding("libtpu", "software", "ok", f"libtpu {libtpu}, the pair of jax {jax}")
+        yield DoctorFinding("libtpu", "software", "ok", f"libtpu {libtpu}, which matches jax {jax}")
 
 
 def check_cuda_plugin(site: Site) -> Iterator[DoctorFinding]:
-    """On a GPU machine, jax's CUDA plugin is there and fits."""
+    """Check on a GPU machine that jax's CUDA plugin is installed and matches."""
     if site.here.kind != "gpu":
         return
     jaxlib = site.version_of("jaxlib")
@@ -102,7 +107,7 @@ def check_cuda_plugin(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_extras(site: Site) -> Iterator[DoctorFinding]:
-    """Which optional parts of tpukit are installed."""
+    """Report which optional parts of tpukit are installed."""
     lines = site.requirements_of("tpukit")
     if not lines:
         seen = "tpukit runs from its sources and is not installed, so its extras are not known"
@@ -110,9 +115,9 @@ def check_extras(site: Site) -> Iterator[DoctorFinding]:
         return
     needs: dict[str, list[str]] = {}
     for line in lines:
-        requirement = parse_requirement(line)
-        if requirement and requirement.extra and requirement.extra != "dev":
-            needs.setdefault(requirement.extra, []).append(requirement.name)
+        requirement, extra = parse_requirement(line)
+        if requirement and extra and extra != "dev":
+            needs.setdefault(extra, []).append(requirement.name.lower())
     # The extra `tpu` asks for jax itself; its real part is libtpu, which has its own check.
     needs.pop("tpu", None)
     missing = {
@@ -130,10 +135,28 @@ def check_extras(site: Site) -> Iterator[DoctorFinding]:
 
 def _specifier(site: Site, package: str, needed: str, *, extra: str | None) -> str:
     for line in site.requirements_of(package):
-        requirement = parse_requirement(line)
-        if requirement and requirement.name == needed and requirement.extra == extra:
-            return requirement.specifier
+        requirement, stated_extra = parse_requirement(line)
+        if requirement and (requirement.name.lower(), stated_extra) == (needed, extra):
+            return str(requirement.specifier)
     return ""
+
+
+def parse_requirement(line: str) -> tuple[Requirement | None, str | None]:
+    """Return a parsed `Requires-Dist` line and its extra; None where it cannot be parsed."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return None, None
+    extra = _EXTRA.search(str(requirement.marker or ""))
+    return requirement, extra["extra"] if extra else None
+
+
+def is_excluded(version: str, specifier: str) -> bool:
+    """Whether a specifier such as `==0.0.42.*` excludes a version; False if either is invalid."""
+    try:
+        return not SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        return False
 
 
 CHECKS: tuple[Check, ...] = (

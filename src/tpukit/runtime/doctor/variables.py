@@ -1,6 +1,7 @@
-"""Checks of environment variables that contradict each other, the machine or the installation."""
+"""Checks of environment variables, against each other, the machine and the installation."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import FlagError, SliceError
@@ -25,7 +26,7 @@ FILES = ("TPU_LIBRARY_PATH", "GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def check_platforms(site: Site) -> Iterator[DoctorFinding]:
-    """JAX_PLATFORMS names platforms that exist, and one that is here."""
+    """Check that JAX_PLATFORMS names existing platforms, and one of this machine."""
     value = site.environment.get("JAX_PLATFORMS", "")
     names = [name.strip() for name in value.split(",") if name.strip()]
     unknown = [name for name in names if name not in JAX_PLATFORM_NAMES]
@@ -54,7 +55,7 @@ def check_platforms(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_flag_syntax(site: Site) -> Iterator[DoctorFinding]:
-    """XLA_FLAGS and LIBTPU_INIT_ARGS can be read."""
+    """Check that XLA_FLAGS and LIBTPU_INIT_ARGS can be parsed."""
     for variable in VARIABLES.values():
         try:
             parse_flags(site.environment.get(variable, ""))
@@ -63,7 +64,7 @@ def check_flag_syntax(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_flag_routing(site: Site) -> Iterator[DoctorFinding]:
-    """No TPU flag is in XLA_FLAGS, where it ends the process at start-up."""
+    """Check that XLA_FLAGS has no TPU flag, which would end the process at start-up."""
     names = _flag_names(site, "XLA_FLAGS")
     misplaced = [name for name in names if name.startswith(TPU_FAMILIES)]
     if misplaced:
@@ -84,7 +85,7 @@ def check_flag_routing(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_flag_names(site: Site) -> Iterator[DoctorFinding]:
-    """Every flag that is set is one the installed parsers know."""
+    """Check that the installed parsers know every flag that is set."""
     names = {
         name: variable for variable in VARIABLES.values() for name in _flag_names(site, variable)
     }
@@ -119,7 +120,7 @@ def check_flag_names(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_groups(site: Site) -> Iterator[DoctorFinding]:
-    """Variables that belong together are all set, or none is."""
+    """Check that variables which belong together are all set, or none of them."""
     for group in TOGETHER:
         there = [name for name in group if site.environment.get(name)]
         missing = [name for name in group if name not in there]
@@ -132,7 +133,7 @@ def check_groups(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_worker(site: Site) -> Iterator[DoctorFinding]:
-    """TPU_WORKER_ID is a place in TPU_WORKER_HOSTNAMES."""
+    """Check that TPU_WORKER_ID is an index into TPU_WORKER_HOSTNAMES."""
     workers = [name for name in site.environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
     worker = site.environment.get("TPU_WORKER_ID", "")
     if not worker and len(workers) < 2:  # one host needs no number
@@ -147,7 +148,7 @@ def check_worker(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_megascale(site: Site) -> Iterator[DoctorFinding]:
-    """No MEGASCALE_* variable is left over from another job."""
+    """Check that no MEGASCALE_* variable is left over from another job."""
     left = sorted(name for name in site.environment if name.startswith("MEGASCALE_"))
     if left and site.here.kind != "tpu":
         yield _warning(
@@ -162,12 +163,12 @@ def check_megascale(site: Site) -> Iterator[DoctorFinding]:
             "environment",
             "info",
             f"multi-slice variables are set: {', '.join(left)}",
-            "After a slice was replaced, set them anew: stale ones make the job wait for ever.",
+            "After a slice was replaced, set them again: stale ones make the job wait for ever.",
         )
 
 
 def check_accelerator_type(site: Site) -> Iterator[DoctorFinding]:
-    """TPU_ACCELERATOR_TYPE names a slice that exists."""
+    """Check that TPU_ACCELERATOR_TYPE names an existing slice."""
     name = site.environment.get("TPU_ACCELERATOR_TYPE", "")
     if not name:
         return
@@ -182,7 +183,7 @@ def check_accelerator_type(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_files(site: Site) -> Iterator[DoctorFinding]:
-    """Variables that name a file name one that is there."""
+    """Check that variables which name a file name an existing one."""
     for name in FILES:
         path = site.environment.get(name)
         if path and not Path(path).expanduser().is_file():
@@ -194,7 +195,7 @@ def check_files(site: Site) -> Iterator[DoctorFinding]:
 
 
 def check_proxies(site: Site) -> Iterator[DoctorFinding]:
-    """An HTTP proxy does not catch the connection between hosts."""
+    """Check that no HTTP proxy intercepts the connection between hosts."""
     proxies = [name for name in PROXY_VARIABLES if site.environment.get(name)]
     if proxies:
         yield DoctorFinding(
@@ -222,6 +223,52 @@ def _error(id_: str, seen: str, fix: str) -> DoctorFinding:
     return DoctorFinding(id_, "environment", "error", seen, fix)
 
 
+@dataclass(frozen=True)
+class Notebook:
+    """A service that hosts notebooks.
+
+    Attributes:
+        name: Its usual name.
+        variables: Environment variables; any of them identifies the service.
+        choose_tpu: How to select a TPU.
+        lost: Which files are lost when the session ends, and how to keep them.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    choose_tpu: str
+    lost: str
+
+
+NOTEBOOKS = (
+    Notebook(
+        name="Google Colab",
+        variables=("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU"),
+        choose_tpu="Runtime > Change runtime type > a TPU; it starts a new machine.",
+        lost="/content is gone when the runtime ends: keep checkpoints in a bucket (gs://…) or on "
+        "a mounted Drive",
+    ),
+    Notebook(
+        name="Kaggle",
+        variables=("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_URL_BASE"),
+        choose_tpu="Settings > Accelerator > a TPU; it starts a new machine.",
+        lost="only /kaggle/working is kept, and only when the version is saved: write checkpoints "
+        "there or to a bucket (gs://…)",
+    ),
+)
+
+
+def check_notebook(site: Site) -> Iterator[DoctorFinding]:
+    """Report the hosted notebook service, how to get a TPU there, and which files are lost."""
+    for notebook in NOTEBOOKS:
+        variable = next((name for name in notebook.variables if name in site.environment), None)
+        if variable is None:
+            continue
+        seen = f"this is {notebook.name} ({variable} is set); {notebook.lost}"
+        fix = None if site.here.kind == "tpu" else notebook.choose_tpu
+        yield DoctorFinding("notebook", "environment", "info", seen, fix)
+
+
 CHECKS: tuple[Check, ...] = (
     check_platforms,
     check_flag_syntax,
@@ -233,4 +280,5 @@ CHECKS: tuple[Check, ...] = (
     check_accelerator_type,
     check_files,
     check_proxies,
+    check_notebook,
 )

@@ -1,17 +1,16 @@
-"""Optimization levels 0 to 3: which flags each TPU generation gets, and setting them."""
+"""Optimization levels 0 to 3: the flags of each TPU generation, and setting them."""
 
 from collections.abc import Collection, MutableMapping
 from dataclasses import replace
 
 from ...errors import FlagError
 from ...hardware import detect_accelerators, get_chip
-from .published import GROUPS, BundleFlag, load_bundles
-from .record import FlagRecord, SkippedFlag
+from ...hardware.catalog import CHIP_FOR_ESTIMATES
+from .flag import GROUPS, BundleFlag, load_bundles
 from .registry import FlagRegistry
-from .setting import set_xla_flags
+from .setting import FlagRecord, SkippedFlag, set_xla_flags
 
 HIGHEST_LEVEL = 3
-ASSUMED_GENERATION = "v6e"
 """Whose flags are set on a machine without a TPU, where no generation is named."""
 
 
@@ -80,7 +79,7 @@ def enable_xla_optimizations(
 def select(
     level: int, generation: str | None, *, groups: Collection[str] = GROUPS
 ) -> tuple[dict[str, BundleFlag], list[SkippedFlag]]:
-    """The flags of a level for one generation, and those left out with the reason.
+    """Return a level's flags for one generation, and those left out with the reason.
 
     Raises:
         FlagError: The level is not 0, 1, 2 or 3.
@@ -112,11 +111,11 @@ def _applies(generations: frozenset[str] | None, generation: str | None) -> bool
 
 
 def generation_for_flags(asked: str | None) -> str | None:
-    """Return the generation that flags are chosen for: the one named, or the one found here.
+    """Return the generation to choose flags for: the one given, or the machine's own.
 
-    A machine without a TPU gets `ASSUMED_GENERATION`, because nothing there reads the flags but
-    processes that compile for another machine. A TPU of unknown generation gets None: only flags
-    that hold for every generation are safe on it.
+    A machine without a TPU gets `CHIP_FOR_ESTIMATES`, because only processes that compile for
+    another machine read the flags there. A TPU of unknown generation gets None, which selects only
+    flags that are valid for every generation.
 
     Raises:
         SliceError: The generation is unknown.
@@ -124,7 +123,7 @@ def generation_for_flags(asked: str | None) -> str | None:
     if asked is not None:
         return get_chip(asked).name
     found = detect_accelerators()
-    return found.generation if found.kind == "tpu" else ASSUMED_GENERATION
+    return found.generation if found.kind == "tpu" else CHIP_FOR_ESTIMATES
 
 
 def _notes_on_generation(chosen: str | None) -> tuple[str, ...]:

@@ -1,14 +1,106 @@
-"""One flag as the installed parser knows it: type, default, where it goes, what it takes."""
+"""One flag of the installed parsers: type, default, environment variable, accepted values."""
 
 import math
 import re
+import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, cast, get_args
 
 from ...errors import FlagError
 from ..ranges import Range
-from .published import published_ranges
+
+Group = Literal["fusion", "async_collective", "megacore", "latency_hiding"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFlag:
+    """One flag of the bundles; `generations` is None for every generation."""
+
+    name: str
+    value: bool | int | str
+    level: int
+    group: Group
+    generations: frozenset[str] | None
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A published flag that tpukit leaves out, and why."""
+
+    name: str
+    generations: frozenset[str] | None
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveFlags:
+    """Flags of which at most one may be on."""
+
+    flags: tuple[str, ...]
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """The contents of `bundles.toml`."""
+
+    flags: tuple[BundleFlag, ...]
+    excluded: tuple[Exclusion, ...]
+    exclusive: tuple[ExclusiveFlags, ...]
+
+
+@cache
+def load_bundles() -> Bundles:
+    """Return the bundles of this release."""
+    data = _read("bundles.toml")
+    sources: Mapping[str, str] = data["sources"]
+    return Bundles(
+        flags=tuple(BundleFlag(**_fields(entry, sources)) for entry in data["flag"]),
+        excluded=tuple(Exclusion(**_fields(entry, sources)) for entry in data["excluded"]),
+        exclusive=tuple(
+            ExclusiveFlags(tuple(entry["flags"]), entry["reason"], sources[entry["source"]])
+            for entry in data["conflict"]
+        ),
+    )
+
+
+def exclusive_flags() -> tuple[ExclusiveFlags, ...]:
+    """Return the groups of flags that exclude each other."""
+    return load_bundles().exclusive
+
+
+@cache
+def published_descriptions() -> Mapping[str, str]:
+    """Return descriptions of flags from the compiler's guide, by name."""
+    return _read("descriptions.toml")["descriptions"]
+
+
+@cache
+def published_ranges() -> Mapping[str, Range]:
+    """Return the published ranges of flags with numbers, by name."""
+    return {name: Range(*ends) for name, ends in _read("descriptions.toml")["ranges"].items()}
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("tpukit.runtime.flags").joinpath("data", name).read_text())
+
+
+def _fields(entry: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    generations = entry.get("generations")
+    return {
+        **entry,
+        "generations": None if generations is None else frozenset(generations),
+        "source": sources[entry["source"]],
+    }
+
 
 Parser = Literal["libtpu", "xla"]
 FlagType = Literal[
@@ -43,10 +135,10 @@ class Flag:
 
     Attributes:
         name: Without dashes.
-        parsers: Which parsers know it.
-        type: Found by asking the parser what it accepts.
-        default: As the parser writes it, or None; then `default_reason` says why.
-        choices: The values an enum takes, as the parser lists them.
+        parsers: Parsers that accept it.
+        type: Its type, inferred from the values that the parser accepts.
+        default: The parser's text; None if unknown, with `default_reason`.
+        choices: The values of an enum, as the parser lists them.
         compile_option: Whether one compile can set it (`compiler_options=` of `jax.jit`).
         description: The parser's own help text, where it publishes one.
     """
@@ -62,7 +154,7 @@ class Flag:
 
     @property
     def parser(self) -> Parser:
-        """The parser it is given to; a TPU flag that both know belongs to libtpu."""
+        """The parser that receives it; libtpu for a TPU flag that both parsers know."""
         if "libtpu" in self.parsers and (
             len(self.parsers) == 1 or self.name.startswith("xla_tpu_")
         ):
@@ -75,7 +167,7 @@ class Flag:
         return VARIABLES[self.parser]
 
     def render(self, value: object) -> str:
-        """Return `value` as the parser wants it written.
+        """Return `value` in the parser's spelling.
 
         Raises:
             FlagError: The flag does not take this value.
@@ -99,7 +191,7 @@ class Flag:
 
     @property
     def expects(self) -> str:
-        """What it takes, in words."""
+        """Description of the accepted values."""
         if self.type == "bool":
             return "true or false"
         if self.type == "enum":
@@ -112,7 +204,7 @@ class Flag:
 
     @property
     def accepted(self) -> Range | None:
-        """The numbers it takes; None where any will do, or it takes none."""
+        """The range of accepted numbers; None for no limit, or for a flag without numbers."""
         published = published_ranges().get(self.name)
         if published is not None or self.type not in _RANGES:
             return published
@@ -122,12 +214,12 @@ class Flag:
         return held
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data, and the variable it goes to."""
+        """Return every field as plain data, with the environment variable."""
         return {**asdict(self), "variable": self.variable}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Flag":
-        """The reverse of `to_dict`."""
+        """Read the data of `to_dict`."""
         fields = {name: data[name] for name in cls.__slots__}
         fields.update(parsers=tuple(data["parsers"]), choices=tuple(data["choices"]))
         return cls(**fields)
@@ -154,7 +246,7 @@ class Flag:
 
 
 def infer_type(refused: Container[str]) -> FlagType:
-    """The type of a flag, from which of `TRIAL_VALUES` its parser refused."""
+    """Return a flag's type, from the `TRIAL_VALUES` that its parser refused."""
     taken = {value for value in TRIAL_VALUES if value not in refused}
     if WORD in taken:
         return "string"
@@ -169,7 +261,7 @@ def infer_type(refused: Container[str]) -> FlagType:
 
 
 def listed_choices(complaint: str) -> tuple[str, ...]:
-    """The values that a parser names when it refuses one."""
+    """Return the values that a parser lists when it refuses one."""
     listed = re.search(
         r"(?:Valid options are: |Supported values are: |Must be one of \{|Valid options: "
         r"|Possible values are: )([\w', ]+)",

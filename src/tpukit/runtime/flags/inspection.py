@@ -1,24 +1,34 @@
-"""Judge a flag string, or what the environment holds, one flag at a time, and say why."""
+"""Check flags one by one, explain them, and try them with the real compiler."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...errors import FlagError
+from ...errors import FlagError, XLACompilationError
+from ...hardware import Slice, get_chip, list_slices
 from ...shown import Shown
-from .flag import VARIABLES, Parser
-from .reading import PARSER_ORDERS
+from ..child import ChildError, offline_environment, run_child
+from .flag import (
+    VARIABLES,
+    BundleFlag,
+    Exclusion,
+    Flag,
+    Parser,
+    load_bundles,
+    published_descriptions,
+)
+from .reading import PARSER_ORDERS, PROBE
 from .registry import FlagRegistry
-from .setting import check_flags
-from .syntax import parse_flags
+from .setting import as_compiler_options, check_flags
+from .syntax import format_flags, parse_flags
 
 _ONE_DASH = re.compile(r"(?:^|\s)-(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class FlagVerdict:
-    """One flag: where it goes, or what is wrong with it."""
+    """The verdict on one flag: its variable, or what is wrong with it."""
 
     name: str
     value: str
@@ -32,9 +42,9 @@ class FlagReport(Shown):
 
     Attributes:
         verdicts: One for each flag.
-        conflict: Why flags that are right one by one do not go together, if so.
-        known_to: The versions they were checked against.
-        compiled_for: The slice a trial compile succeeded for, when one was asked for.
+        conflict: Why flags that are valid one by one exclude each other; else empty.
+        known_to: The versions of the parsers that checked them.
+        compiled_for: The slice of a successful trial compile, if one was requested.
     """
 
     verdicts: tuple[FlagVerdict, ...]
@@ -44,19 +54,19 @@ class FlagReport(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether a job would start with them."""
-        return self.conflict is None and all(one.problem is None for one in self.verdicts)
+        """Whether a job would start with these flags."""
+        return self.conflict is None and all(verdict.problem is None for verdict in self.verdicts)
 
     @property
     def values(self) -> dict[str, str]:
-        """The flags that are right, by name."""
-        return {one.name: one.value for one in self.verdicts if one.problem is None}
+        """The valid flags, by name."""
+        return {verdict.name: verdict.value for verdict in self.verdicts if verdict.problem is None}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data."""
         return {
             "ok": self.ok,
-            "flags": [asdict(one) for one in self.verdicts],
+            "flags": [asdict(verdict) for verdict in self.verdicts],
             "conflict": self.conflict,
             "known_to": self.known_to,
             "compiled_for": self.compiled_for,
@@ -67,15 +77,15 @@ class FlagReport(Shown):
         from rich.text import Text
 
         lines: list[Text] = []
-        for one in self.verdicts:
-            if one.problem is None:
-                setting = f"--{one.name}={one.value}"
-                lines.append(Text.assemble(("ok   ", "green"), f"{setting}  in {one.variable}"))
+        for verdict in self.verdicts:
+            if verdict.problem is None:
+                setting = f"--{verdict.name}={verdict.value}"
+                lines.append(Text.assemble(("ok   ", "green"), f"{setting}  in {verdict.variable}"))
             else:
-                lines.append(Text.assemble(("bad  ", "bold red"), one.problem))
+                lines.append(Text.assemble(("bad  ", "bold red"), verdict.problem))
         if self.conflict is not None:
             lines.append(Text.assemble(("bad  ", "bold red"), self.conflict))
-        bad = sum(one.problem is not None for one in self.verdicts)
+        bad = sum(verdict.problem is not None for verdict in self.verdicts)
         count = f"{len(self.verdicts)} flag{'' if len(self.verdicts) == 1 else 's'}"
         lines.append(Text(f"{count}, {bad} wrong; checked against {self.known_to}", "dim"))
         if self.compiled_for is not None:
@@ -84,11 +94,11 @@ class FlagReport(Shown):
 
 
 def inspect_flags(text: str, *, registry: FlagRegistry | None = None) -> FlagReport:
-    """Judge each flag of a string, wherever it is going to be set.
+    """Check each flag of a string, whichever variable it belongs to.
 
     Raises:
-        FlagError: The string cannot be taken apart.
-        MissingExtraError: It holds a TPU flag and libtpu is not installed.
+        FlagError: The string cannot be parsed.
+        MissingExtraError: It contains a TPU flag, but libtpu is not installed.
     """
     registry = FlagRegistry.installed() if registry is None else registry
     return _report(_judge(parse_flags(text), None, registry), registry)
@@ -97,10 +107,10 @@ def inspect_flags(text: str, *, registry: FlagRegistry | None = None) -> FlagRep
 def inspect_environment(
     environment: Mapping[str, str], *, registry: FlagRegistry | None = None
 ) -> FlagReport:
-    """Judge what XLA_FLAGS and LIBTPU_INIT_ARGS hold, each by the rules of its own parser.
+    """Check XLA_FLAGS and LIBTPU_INIT_ARGS, each by the rules of its own parser.
 
     Raises:
-        MissingExtraError: One holds a TPU flag and libtpu is not installed.
+        MissingExtraError: One contains a TPU flag, but libtpu is not installed.
     """
     registry = FlagRegistry.installed() if registry is None else registry
     verdicts: list[FlagVerdict] = []
@@ -120,7 +130,7 @@ def inspect_environment(
 
 
 def _spelling_problems(text: str, parser: Parser) -> list[str]:
-    """What only XLA's parser minds; libtpu takes one dash or two."""
+    """Return spellings that only XLA's parser refuses; libtpu accepts one dash or two."""
     if parser != "xla" or not text:
         return []
     if not text.startswith("-"):
@@ -167,3 +177,172 @@ def _report(verdicts: list[FlagVerdict], registry: FlagRegistry) -> FlagReport:
     except FlagError as error:
         return FlagReport(report.verdicts, str(error), registry.described)
     return report
+
+
+NO_DESCRIPTION = "no description published"
+
+
+@dataclass(frozen=True)
+class FlagExplanation(Shown):
+    """A flag with its published description and the bundles that use it."""
+
+    flag: Flag
+    known_to: str
+    used_by: tuple[BundleFlag, ...]
+    excluded: tuple[Exclusion, ...]
+
+    @property
+    def description(self) -> str:
+        """The description by jaxlib, else by the guide, else by a bundle, else ""."""
+        if self.flag.description:
+            return self.flag.description
+        if self.flag.name in published_descriptions():
+            return published_descriptions()[self.flag.name]
+        return self.used_by[0].reason if self.used_by else NO_DESCRIPTION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data."""
+        return {
+            **self.flag.to_dict(),
+            "known_to": self.known_to,
+            "description": self.description,
+            "used_by": [
+                {
+                    "value": used.value,
+                    "level": used.level,
+                    "group": used.group,
+                    "generations": _names(used.generations),
+                    "reason": used.reason,
+                    "source": used.source,
+                }
+                for used in self.used_by
+            ],
+            "excluded": [
+                {
+                    "generations": _names(left_out.generations),
+                    "reason": left_out.reason,
+                    "source": left_out.source,
+                }
+                for left_out in self.excluded
+            ],
+        }
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        flag = self.flag
+        table = Table(title=flag.name, title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        table.add_row("takes", flag.expects)
+        default = flag.default if flag.default is not None else f"unknown: {flag.default_reason}"
+        table.add_row("default", default or '""')
+        table.add_row("goes to", flag.variable)
+        one_compile = "yes" if flag.compile_option else "no, only for the whole process"
+        table.add_row("for one compile", one_compile)
+        table.add_row("does", self.description)
+        table.add_row("known to", self.known_to)
+        for used in self.used_by:
+            where = ", ".join(_names(used.generations) or ["every generation"])
+            table.add_row(
+                f"level {used.level}", f"{used.value} on {where} ({used.group}); {used.source}"
+            )
+        for left_out in self.excluded:
+            where = ", ".join(_names(left_out.generations) or ["every generation"])
+            table.add_row("left out", f"on {where}: {left_out.reason}")
+        return table
+
+
+def explain_flag(name: str, *, registry: FlagRegistry | None = None) -> FlagExplanation:
+    """Explain a flag of the installed libtpu or jaxlib.
+
+    Raises:
+        FlagError: There is no such flag; the message has the nearest names.
+        MissingExtraError: It is a TPU flag, but libtpu is not installed.
+    """
+    registry = FlagRegistry.installed() if registry is None else registry
+    flag = registry.find(name)
+    versions = {"libtpu": registry.libtpu_version, "xla": registry.jaxlib_version}
+    packages = {"libtpu": "libtpu", "xla": "jaxlib"}
+    bundles = load_bundles()
+    return FlagExplanation(
+        flag=flag,
+        known_to=" and ".join(f"{packages[p]} {versions[p]}" for p in flag.parsers),
+        used_by=tuple(used for used in bundles.flags if used.name == flag.name),
+        excluded=tuple(out for out in bundles.excluded if out.name == flag.name),
+    )
+
+
+def _names(generations: frozenset[str] | None) -> list[str] | None:
+    return None if generations is None else sorted(generations)
+
+
+TIMEOUT_S = 300.0
+FEWEST_DEVICES = 4  # so that there is something to gather from
+
+
+def trial_compile(
+    flags: Mapping[str, object],
+    generation: str,
+    *,
+    registry: FlagRegistry | None = None,
+) -> Slice:
+    """Compile a small sharded training step with `flags`, set as a job would set them.
+
+    Flags are passed in the environment of a child and, where possible, also as compiler options,
+    because libtpu checks the two in different places.
+
+    Returns:
+        The slice it was compiled for.
+
+    Raises:
+        FlagError: A name or value is wrong.
+        XLACompilationError: The compiler, or its start-up, refuses the flags.
+        MissingExtraError: libtpu is not installed.
+    """
+    registry = FlagRegistry.installed() if registry is None else registry
+    checked = check_flags(flags, registry=registry)
+    target = smallest_slice(generation)
+    options = {name: text for name, (flag, text) in checked.items() if flag.compile_option}
+    trials = [
+        {"label": "the environment", "compiler_options": {}},
+        {
+            "label": "compiler options",
+            "compiler_options": as_compiler_options(options, registry=registry),
+        },
+    ]
+    for trial in trials:
+        trial |= _topology(target)
+    variables = {
+        variable: format_flags(
+            {name: text for name, (flag, text) in checked.items() if flag.variable == variable}
+        )
+        for variable in VARIABLES.values()
+    }
+    try:
+        reply = run_child(
+            PROBE,
+            {"question": "compile", "trials": trials},
+            timeout_s=TIMEOUT_S,
+            environment=offline_environment({k: v for k, v in variables.items() if v}),
+        )
+    except ChildError as error:
+        raise XLACompilationError(
+            f"The TPU compiler crashed with these flags for {target}: {error}"
+        ) from error
+    for how, complaint in reply["refused"].items():
+        raise XLACompilationError(
+            f"The TPU compiler refuses these flags, given through {how}, for {target}: "
+            f"{complaint.splitlines()[0]}"
+        )
+    return target
+
+
+def smallest_slice(generation: str) -> Slice:
+    """Return the smallest slice of a generation with enough devices to communicate."""
+    name = get_chip(generation).name
+    return next(target for target in list_slices(name) if target.devices >= FEWEST_DEVICES)
+
+
+def _topology(target: Slice) -> dict[str, Any]:
+    return {"topology": target.libtpu_topology, "topology_options": target.libtpu_options}

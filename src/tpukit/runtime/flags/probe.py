@@ -1,7 +1,7 @@
-"""The child that loads jaxlib or libtpu to answer one question about flags.
+"""The child process that loads jaxlib or libtpu to answer one question about flags.
 
-Run by `run_child`. A parser that meets a flag or a value it does not like ends the process; that
-is an answer too, and the parent reads it from what the child printed.
+`run_child` starts it. A parser that refuses a flag or a value ends the process; the parent then
+reads the child's output.
 """
 
 import glob
@@ -9,12 +9,90 @@ import mmap
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+from google.protobuf.message import DecodeError
+
+from ...exit_codes import ExitCode
+from ...hardware import Slice
+from ...hardware.catalog import SLICE_FOR_LIBTPU
 from ..child import serve_request
-from ..protobuf_wire import iter_fields
-from .descriptor import Field, find_message
+from ..protobuf_wire import iter_fields, read_varint
+
+MESSAGE_OF_FILE_TAG = 0x22  # field 4 of FileDescriptorProto, length-delimited
+LONGEST_LENGTH_BYTES = 5
+
+
+class SearchableBytes(Protocol):
+    """A memory map or plain bytes."""
+
+    def find(self, sub: bytes, start: int = ..., /) -> int:
+        """Return the first position of `sub` at or after `start`, or -1."""
+        ...
+
+    def __getitem__(self, index: slice, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageField:
+    """One field of a message: its number and its protobuf type number."""
+
+    name: str
+    number: int
+    type: int
+    repeated: bool
+    enum_names: tuple[tuple[int, str], ...]  # of an enum nested in the same message
+
+
+def find_message(library: SearchableBytes, name: str) -> dict[str, MessageField] | None:
+    """Return the fields of top-level message `name`, or None if the library has no schema of it."""
+    needle = b"\n" + bytes([len(name)]) + name.encode()
+    at = library.find(needle)
+    while at >= 0:
+        size = _length_before(library, at)
+        if size is not None:
+            try:
+                return _message_fields(DescriptorProto.FromString(library[at : at + size]))
+            except DecodeError:
+                pass  # the same bytes by chance; search further
+        at = library.find(needle, at + 1)
+    return None
+
+
+def _length_before(library: SearchableBytes, at: int) -> int | None:
+    """Return the length prefix that ends at `at`, if a message of a file starts there."""
+    before = library[max(0, at - LONGEST_LENGTH_BYTES - 1) : at]
+    for start in range(len(before) - 2, -1, -1):
+        if before[start] != MESSAGE_OF_FILE_TAG:
+            continue
+        try:
+            size, end = read_varint(before, start + 1)
+        except ValueError:
+            continue
+        if end == len(before):
+            return size
+    return None
+
+
+def _message_fields(message: DescriptorProto) -> dict[str, MessageField]:
+    enums = {
+        enum.name: tuple((value.number, value.name) for value in enum.value)
+        for enum in message.enum_type
+    }
+    return {
+        field.name: MessageField(
+            name=field.name,
+            number=field.number,
+            type=field.type,
+            repeated=field.label == FieldDescriptorProto.LABEL_REPEATED,
+            enum_names=enums.get(field.type_name.rpartition(".")[2], ()),
+        )
+        for field in message.field
+    }
+
 
 _LIBTPU_FLAG_SYMBOL = re.compile(rb"\0FLAGS_([A-Za-z0-9]\w*)(?=\0)", re.ASCII)
 _XLA_NAME = re.compile(rb"xla_(?!2f)[a-z0-9_]{2,}[a-z0-9]")  # "2f" is a mangled file name
@@ -35,7 +113,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 ]
             }
         case "start libtpu":
-            _topology("v6e:2x2", {})
+            _topology(Slice.parse(SLICE_FOR_LIBTPU).libtpu_topology, {})
             return {}
         case "jaxlib":
             return _describe_jaxlib()
@@ -48,7 +126,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _try_on_jaxlib(text: str) -> str:
-    """What jaxlib's parser says of an XLA_FLAGS text, in a fork, for a complaint ends it."""
+    """Return jaxlib's complaint about an XLA_FLAGS text, from a fork that the complaint ends."""
     from jaxlib import xla_client
 
     reader, writer = os.pipe()
@@ -57,7 +135,7 @@ def _try_on_jaxlib(text: str) -> str:
         os.dup2(writer, 2)
         os.environ["XLA_FLAGS"] = text
         xla_client.CompileOptions()  # the first of these reads the variable
-        os._exit(0)
+        os._exit(ExitCode.DONE)
     os.close(writer)
     with os.fdopen(reader, errors="replace") as stream:
         log = stream.read()
@@ -66,7 +144,7 @@ def _try_on_jaxlib(text: str) -> str:
 
 
 def _describe_jaxlib() -> dict[str, Any]:
-    """Candidate names, and the defaults of the ones that are fields of DebugOptions."""
+    """Return candidate names, and the defaults of those that are fields of DebugOptions."""
     import jaxlib
     from jaxlib import xla_client
 
@@ -95,8 +173,8 @@ def _describe_jaxlib() -> dict[str, Any]:
     }
 
 
-def _default(field: Field, value: int | bytes | None) -> str | None:
-    """What an unset or set proto3 field holds, as a flag's text; None for shapes no flag has."""
+def _default(field: MessageField, value: int | bytes | None) -> str | None:
+    """Return a proto3 field's value as a flag's text; None for types that no flag has."""
     if field.type == PROTO_BOOL and not isinstance(value, bytes):
         return "true" if value else "false"
     if field.type in PROTO_WHOLE_NUMBERS and not isinstance(value, bytes):
@@ -110,13 +188,13 @@ def _default(field: Field, value: int | bytes | None) -> str | None:
 
 
 def _describe_libtpu(folder: str) -> dict[str, Any]:
-    """Every flag name, the defaults a compile writes down, and what one compile may set."""
+    """Return every flag name, the defaults, and the flags that one compile may set."""
     import libtpu  # pyright: ignore[reportMissingImports] - an optional extra
 
     library = _map(Path(libtpu.__path__[0]) / "libtpu.so")
     names = {found.group(1).decode() for found in _LIBTPU_FLAG_SYMBOL.finditer(library)}
     options = set(find_message(library, "TpuCompilationEnvironment") or {})
-    lowered = _lower(_topology("v6e:2x2", {}), rows=8)
+    lowered = _lower(_topology(Slice.parse(SLICE_FOR_LIBTPU).libtpu_topology, {}), rows=8)
     lowered.compile(compiler_options={"xla_dump_to": folder})
     defaults: dict[str, str] = {}
     for path in glob.glob(f"{folder}/*.tpu_comp_env.txt"):
@@ -142,7 +220,7 @@ def _describe_libtpu(folder: str) -> dict[str, Any]:
 
 
 def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile a small sharded product for each topology; say which the compiler refused."""
+    """Compile a small sharded matmul for each topology; return the compiler's refusals."""
     refused: dict[str, str] = {}
     for trial in request["trials"]:
         topology = _topology(trial["topology"], trial["topology_options"])
@@ -163,7 +241,7 @@ def _refusal(lowered: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def _lower(topology: Any, *, rows: int) -> Any:
-    """A product whose weights are gathered in a loop and whose result is summed over devices."""
+    """Lower a matmul with weights gathered in a loop and a result summed over devices."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec

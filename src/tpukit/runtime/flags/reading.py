@@ -1,7 +1,7 @@
-"""Find out what flags the installed jaxlib and libtpu know, by asking their own parsers.
+"""List the flags of the installed jaxlib and libtpu by probing their own parsers.
 
-Names come from the libraries themselves; whether a name is a flag, and of what type, is decided
-by the parser: it is shown every name with a handful of values, and its complaints are read.
+Candidate names come from the libraries. The parser decides whether a name is a flag and of which
+type: it gets every name with a few values, and its complaints are read.
 """
 
 import re
@@ -39,10 +39,10 @@ Complaints = dict[str, dict[str, str]]
 
 
 def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str]]:
-    """Show `settings` to libtpu's parser.
+    """Pass `settings` to libtpu's parser.
 
     Returns:
-        What it said of each (name, value) that it refused, and the names it does not know.
+        Its complaint about each (name, value) that it refused, and the unknown names.
     """
     with temporary_folder("tpukit-flags-") as folder:
         text = " ".join(f"--{name}={value}" for name, value in settings)
@@ -65,7 +65,7 @@ def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str
 
 
 def ask_jaxlib(texts: Iterable[str]) -> list[str]:
-    """What jaxlib's parser prints for each of these values of XLA_FLAGS; "" when it is content."""
+    """Return what jaxlib's parser prints for each value of XLA_FLAGS; "" if it accepts."""
     reply = run_child(
         PROBE,
         {"question": "try on jaxlib", "texts": list(texts)},
@@ -76,7 +76,7 @@ def ask_jaxlib(texts: Iterable[str]) -> list[str]:
 
 
 def read_libtpu() -> dict[str, Flag]:
-    """Every flag of the installed libtpu.
+    """Return every flag of the installed libtpu.
 
     Raises:
         MissingExtraError: libtpu is not installed.
@@ -112,7 +112,7 @@ def read_libtpu() -> dict[str, Flag]:
 
 
 def read_jaxlib() -> dict[str, Flag]:
-    """Every flag that the installed jaxlib reads from XLA_FLAGS."""
+    """Return every flag that the installed jaxlib reads from XLA_FLAGS."""
     described = run_child(PROBE, {"question": "jaxlib"}, timeout_s=TIMEOUT_S)
     candidates: list[str] = described["names"]
     every = " ".join(f"--{name}={value}" for value in TRIAL_VALUES for name in candidates)
@@ -155,7 +155,7 @@ def _lots(names: list[str]) -> list[list[str]]:
 
 
 def _sort_out(lots: list[list[str]], value: str) -> tuple[set[str], list[str]]:
-    """Of names that raised no complaint: those that are no flags, and those that refuse `value`."""
+    """Split names without a complaint into those that are no flags and those refusing `value`."""
     unknown: set[str] = set()
     refusing: list[str] = []
     while lots:
@@ -172,7 +172,7 @@ def _sort_out(lots: list[list[str]], value: str) -> tuple[set[str], list[str]]:
 
 
 def _spell_choices(labels: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
-    """For each enum, how its parser wants each label of the schema written."""
+    """Return the parser's spelling of each label of each enum."""
     asked = [(name, label) for name, known in labels.items() for label in known]
     reply = run_child(
         PROBE,
@@ -192,14 +192,14 @@ def _spell_choices(labels: Mapping[str, list[str]]) -> dict[str, dict[str, str]]
 
 
 def _forms(label: str) -> list[str]:
-    """DETECTION_MODE_NONE may be written so, or without its prefix, or in lower case."""
+    """Return the possible spellings of an enum label: with or without prefix, in lower case."""
     words = label.split("_")
     tails = ["_".join(words[start:]) for start in range(len(words))]
     return list(dict.fromkeys(form for tail in tails for form in (tail, tail.lower())))
 
 
 def merge(jaxlib: Mapping[str, Flag], libtpu: Mapping[str, Flag]) -> dict[str, Flag]:
-    """One table; a flag that both know keeps libtpu's type and default and goes to either."""
+    """Merge both tables; a flag of both parsers keeps libtpu's type and default."""
     merged = dict(jaxlib)
     for name, flag in libtpu.items():
         other = jaxlib.get(name)

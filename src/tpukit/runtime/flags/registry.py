@@ -1,6 +1,6 @@
-"""The flags of the installed libtpu and jaxlib: look one up, search them, find the nearest name.
+"""The flags of the installed libtpu and jaxlib: look one up, search, find the nearest name.
 
-They are kept on disk, one file for each pair of versions.
+The registry is cached on disk, one file per pair of versions.
 """
 
 import difflib
@@ -27,8 +27,8 @@ FORMAT = 2  # raise it when what is read, or how it is written, changes
 class FlagRegistry(Shown, Mapping[str, Flag]):
     """Every flag of one pair of jaxlib and libtpu, by name.
 
-    `FlagRegistry.installed()` is the one for this machine. The first call asks the two parsers,
-    in child processes, which takes some seconds; later calls read a file.
+    `FlagRegistry.installed()` returns the one of this machine. The first call probes the two
+    parsers in child processes, which takes some seconds; later calls read a file.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
 
     @classmethod
     def installed(cls, *, refresh: bool = False) -> "FlagRegistry":
-        """The registry of the jaxlib and libtpu installed here.
+        """Return the registry of the installed jaxlib and libtpu; without libtpu, of jaxlib alone.
 
         Args:
-            refresh: Ask the parsers again even if the answer is on disk.
+            refresh: Probe the parsers again even if the registry is on disk.
 
         Without libtpu it holds jaxlib's flags only.
         """
@@ -66,7 +66,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
 
     @staticmethod
     def is_cached() -> bool:
-        """Whether `installed` will answer from disk, at once."""
+        """Whether `installed` reads from disk, without probing."""
         jaxlib_version = installed_version("jaxlib") or NOT_INSTALLED
         path = registry_path(jaxlib_version, installed_version("libtpu"))
         return _from_file(path) is not None
@@ -81,11 +81,11 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
         return len(self._flags)
 
     def find(self, name: str) -> Flag:
-        """The flag called `name`, with or without its dashes.
+        """Return the flag called `name`, with or without dashes.
 
         Raises:
-            FlagError: No such flag; the message holds the nearest names.
-            MissingExtraError: It is a TPU flag and libtpu is not installed.
+            FlagError: There is no such flag; the message has the nearest names.
+            MissingExtraError: It is a TPU flag, but libtpu is not installed.
         """
         bare = name.lstrip("-")
         flag = self._flags.get(bare)
@@ -96,7 +96,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
         raise FlagError(self.unknown(bare))
 
     def unknown(self, name: str) -> str:
-        """What to tell someone who wrote a flag that is not one."""
+        """Return the error for a name that is not a flag."""
         nearest = " or ".join(repr(other) for other in self.nearest(name))
         return f"No flag '{name}' in {' or '.join(self._versions)}." + (
             f" Did you mean {nearest}?" if nearest else ""
@@ -104,7 +104,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
 
     @property
     def described(self) -> str:
-        """Whose flags these are, for messages."""
+        """The versions whose flags these are, for messages."""
         return " and ".join(self._versions)
 
     @property
@@ -113,7 +113,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
         return [*libtpu, f"jaxlib {self.jaxlib_version}"]
 
     def nearest(self, name: str, *, most: int = 3) -> list[str]:
-        """Names that look or mean the same: shared words first, rare words counting most."""
+        """Return names that look or mean the same: shared words first, rare words counting most."""
         words = _words(name)
         shared: dict[str, float] = {}
         for word in words:
@@ -150,7 +150,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every flag as plain data, for machines and for the file on disk."""
+        """Return every flag as plain data, also for the file on disk."""
         return {
             "jaxlib": self.jaxlib_version,
             "libtpu": self.libtpu_version,
@@ -191,21 +191,21 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(name.lower().split("_")) - {"xla", "enable", ""}
 
 
-def _same_word(one: str, other: str) -> bool:
-    if one == other:
+def _same_word(word: str, other: str) -> bool:
+    if word == other:
         return True
-    shortest = min(len(one), len(other))
-    return shortest >= _KEPT_SHARED_PREFIX and (one.startswith(other) or other.startswith(one))
+    shortest = min(len(word), len(other))
+    return shortest >= _KEPT_SHARED_PREFIX and (word.startswith(other) or other.startswith(word))
 
 
 def registry_path(jaxlib_version: str, libtpu_version: str | None) -> Path:
-    """The file that holds the registry of this pair."""
+    """Return the registry file of a pair of versions."""
     name = f"jaxlib-{jaxlib_version}_libtpu-{libtpu_version or NOT_INSTALLED}_v{FORMAT}.json"
     return cache_folder("flags") / name
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """What the file holds, or None when it is missing or damaged: then it is read anew."""
+    """Return the contents of the file, or None if it is missing or damaged."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -214,7 +214,7 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 
 def _store(path: Path, data: Mapping[str, Any]) -> bool:
-    """Write the file whole or not at all; False when the folder cannot be written."""
+    """Write the file atomically; return False if the folder is not writable."""
     try:
         private_folder(path.parent)
         write_json(path, dict(data))

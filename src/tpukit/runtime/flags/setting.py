@@ -1,16 +1,153 @@
-"""Set flags: each is checked against the installed parsers, then all go to the right variable."""
+"""Check flags with the installed parsers, and set them in the right environment variable."""
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ...errors import FlagError
+from ...shown import Shown
 from ..environment import jax_state
 from . import reading
-from .flag import VARIABLES, Flag
-from .published import exclusive_flags
-from .record import AppliedFlag, FlagRecord
+from .flag import VARIABLES, BundleFlag, Flag, exclusive_flags
 from .registry import FlagRegistry
 from .syntax import merge_flags, read_values
+
+NOT_PUBLISHED = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFlag:
+    """One flag that was set, with its variable and the value it replaced."""
+
+    name: str
+    value: str
+    variable: str
+    default: str | None
+    reason: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFlag:
+    """One flag that was not set, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FlagRecord(Shown):
+    """The changes made by `set_xla_flags` or `enable_xla_optimizations`.
+
+    Attributes:
+        applied: The flags that were set, in order.
+        variables: The environment variables after the change.
+        takes_effect: False when jax has already started its backends: the flags are in the
+            environment, but only a new process will read them.
+        skipped: Flags of a bundle that do not apply here.
+        notes: Further remarks, one sentence each.
+    """
+
+    applied: tuple[AppliedFlag, ...]
+    variables: Mapping[str, str]
+    takes_effect: bool
+    skipped: tuple[SkippedFlag, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data."""
+        return {
+            "applied": [asdict(flag) for flag in self.applied],
+            "variables": dict(self.variables),
+            "takes_effect": self.takes_effect,
+            "skipped": [asdict(flag) for flag in self.skipped],
+            "notes": list(self.notes),
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        table: list[Text] = [Text("Flags set", "italic")]
+        for flag in self.applied:
+            default = NOT_PUBLISHED if flag.default is None else flag.default
+            table.append(_whole(f"--{flag.name}={flag.value}"))
+            table.append(Text(f"    {default} by default, in {flag.variable}", "dim"))
+        lines = [Text(f"left out: {flag.name}: {flag.reason}", "dim") for flag in self.skipped]
+        notes = [Text(note, "yellow") for note in self.notes]
+        return Group(*table, *lines, *notes)
+
+
+@dataclass(frozen=True)
+class FlagListing(Shown):
+    """Flags found by a search."""
+
+    flags: tuple[Flag, ...]
+    known_to: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data."""
+        return {"known_to": self.known_to, "flags": [flag.to_dict() for flag in self.flags]}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        count = f"{len(self.flags)} flag{'' if len(self.flags) == 1 else 's'} of {self.known_to}"
+        lines = [Text(count, "italic")]
+        for flag in self.flags:
+            default = NOT_PUBLISHED if flag.default is None else flag.default or '""'
+            lines.append(_whole(flag.name))
+            lines.append(Text(f"    {flag.type}, {default} by default, in {flag.variable}", "dim"))
+        return Group(*lines)
+
+
+@dataclass(frozen=True)
+class BundleListing(Shown):
+    """The flags of a level on a generation with reasons, and those left out."""
+
+    level: int
+    generation: str | None
+    flags: tuple[BundleFlag, ...]
+    skipped: tuple[SkippedFlag, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data."""
+        return {
+            "level": self.level,
+            "generation": self.generation,
+            "flags": [
+                {"name": flag.name, "value": flag.value, "level": flag.level, "group": flag.group,
+                 "reason": flag.reason, "source": flag.source}
+                for flag in self.flags
+            ],
+            "skipped": [asdict(flag) for flag in self.skipped],
+        }  # fmt: skip
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        where = self.generation or "every generation"
+        parts: list[Any] = [
+            Text(f"Level {self.level} on {where}: {len(self.flags)} flags", "italic")
+        ]
+        for flag in self.flags:
+            value = str(flag.value).lower() if isinstance(flag.value, bool) else str(flag.value)
+            parts.append(_whole(f"--{flag.name}={value}"))
+            parts.append(Padding(Text(f"level {flag.level}: {flag.reason}", "dim"), (0, 0, 0, 4)))
+        left_out = [Text(f"left out: {flag.name}: {flag.reason}", "dim") for flag in self.skipped]
+        return Group(*parts, *left_out)
+
+
+def _whole(name: str) -> Any:
+    """Return a flag on its own line, never wrapped, so that it can be copied."""
+    from rich.text import Text
+
+    return Text(name, no_wrap=True, overflow="ignore")
+
 
 SWITCHED_ON = frozenset({"true", "enabled"})
 TOO_LATE = (
@@ -25,10 +162,10 @@ def set_xla_flags(
     environment: MutableMapping[str, str] | None = None,
     registry: FlagRegistry | None = None,
 ) -> FlagRecord:
-    """Set XLA and libtpu flags, each in the variable its parser reads.
+    """Set XLA and libtpu flags, each in the variable that its parser reads.
 
-    TPU flags go to LIBTPU_INIT_ARGS and the rest to XLA_FLAGS; a flag in the wrong one, or one
-    that is not known, ends the process at start-up. Nothing is set unless everything is right.
+    TPU flags go to LIBTPU_INIT_ARGS and all others to XLA_FLAGS. A flag in the wrong variable, or
+    an unknown one, ends the process at start-up. Nothing is set unless every flag is valid.
 
     Args:
         flags: Values by name; the dashes may be left out.
@@ -36,11 +173,11 @@ def set_xla_flags(
         registry: The flags to check against; those installed here by default.
 
     Returns:
-        What went where, and whether it can still take effect.
+        The flags by variable, and whether they can still take effect.
 
     Raises:
-        FlagError: A name or value is wrong; the message names every one of them.
-        MissingExtraError: A TPU flag was asked for and libtpu is not installed.
+        FlagError: A name or value is wrong; the message names all of them.
+        MissingExtraError: There is a TPU flag, but libtpu is not installed.
     """
     target = os.environ if environment is None else environment
     registry = FlagRegistry.installed() if registry is None else registry
@@ -82,10 +219,10 @@ def as_compiler_options(
 def check_flags(
     flags: Mapping[str, object], *, registry: FlagRegistry
 ) -> dict[str, tuple[Flag, str]]:
-    """Each flag with its value as the parser wants it written, by bare name.
+    """Return each flag with its value in the parser's spelling, by bare name.
 
     Raises:
-        FlagError: Something is wrong; one message names all of it.
+        FlagError: A name or value is wrong; the message names all of them.
     """
     checked: dict[str, tuple[Flag, str]] = {}
     problems: list[str] = []
@@ -110,7 +247,7 @@ def check_flags(
 
 
 def _refuse_exclusive(values: Mapping[str, str]) -> None:
-    """Refuse flags that do not go together, whether asked for now or set before."""
+    """Refuse flags that exclude each other, whether new or already set."""
     for pair in exclusive_flags():
         if all(values.get(name) in SWITCHED_ON for name in pair.flags):
             raise FlagError(
@@ -119,7 +256,7 @@ def _refuse_exclusive(values: Mapping[str, str]) -> None:
 
 
 def _positive_form(name: str, value: object, registry: FlagRegistry) -> tuple[str, object]:
-    """As libtpu does, read `--noflag` as `--flag=false`."""
+    """Read `--noflag` as `--flag=false`, as libtpu does."""
     positive = registry.get(name.removeprefix("no"))
     if name in registry or positive is None or positive.type != "bool":
         return name, value
@@ -127,7 +264,7 @@ def _positive_form(name: str, value: object, registry: FlagRegistry) -> tuple[st
 
 
 def _parser_complaints(checked: Mapping[str, tuple[Flag, str]]) -> Iterable[str]:
-    """For flags whose values have a shape of their own, only their parser can tell."""
+    """Return the parser's complaints about values with a syntax of their own."""
     special = {name: pair for name, pair in checked.items() if pair[0].type == "other"}
     by_libtpu = [(n, text) for n, (flag, text) in special.items() if flag.parser == "libtpu"]
     by_jaxlib = [f"--{n}={text}" for n, (flag, text) in special.items() if flag.parser == "xla"]
@@ -144,7 +281,7 @@ def _parser_complaints(checked: Mapping[str, tuple[Flag, str]]) -> Iterable[str]
 def _merged(
     environment: Mapping[str, str], checked: Mapping[str, tuple[Flag, str]]
 ) -> dict[str, str]:
-    """Both variables with the flags in the one they belong to, and taken out of the other."""
+    """Return both variables with each flag in the right one, and removed from the other."""
     variables: dict[str, str] = {}
     for parser, variable in VARIABLES.items():
         before = environment.get(variable, "")
@@ -157,7 +294,7 @@ def _merged(
 
 
 def _misplaced(variables: Mapping[str, str], registry: FlagRegistry) -> Iterable[str]:
-    """What was already there and will end the process at start-up."""
+    """Return flags already in a variable that will end the process at start-up."""
     for parser, variable in VARIABLES.items():
         for name in read_values(variables.get(variable, "")):
             flag = registry.get(name) or registry.get(name.removeprefix("no"))
@@ -170,7 +307,7 @@ def _misplaced(variables: Mapping[str, str], registry: FlagRegistry) -> Iterable
 
 
 def _typed(flag: Flag, text: str) -> bool | int | float | str:
-    """DebugOptions refuses the text "true" where it wants a bool, so values keep their type."""
+    """Return values with their types, because DebugOptions refuses the text "true" for a bool."""
     if flag.type == "bool":
         return text == "true"
     if "int" in flag.type:

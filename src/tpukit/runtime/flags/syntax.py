@@ -1,8 +1,9 @@
-"""The text of XLA_FLAGS and LIBTPU_INIT_ARGS: taken apart, checked, and put together again.
+"""Parse, check and write the text of XLA_FLAGS and LIBTPU_INIT_ARGS.
 
-The two parsers differ, and both were asked: libtpu splits at spaces, knows no quotes, and takes
-`-x`, `--nox` and `--x value`. XLA wants `--x=value`, takes quotes after the `=`, and reads the
-variable as a file name when it does not start with a dash. Both skip a stray word silently.
+The two parsers differ, as probing both has shown. libtpu splits at spaces, has no quotes, and
+accepts `-x`, `--nox` and `--x value`. XLA requires `--x=value`, accepts quotes after the `=`, and
+reads the variable as a file name if it does not start with a dash. Both ignore a stray word
+silently.
 """
 
 import re
@@ -15,7 +16,7 @@ _SPACES = " \t\n\r\v\f"  # what the C parsers split at; a no-break space is part
 
 
 def parse_flags(text: str) -> dict[str, str | bool]:
-    """Take a flag string apart.
+    """Parse a flag string.
 
     Args:
         text: Such as `--xla_tpu_rwb_fusion=false --xla_dump_to='my folder'`.
@@ -48,11 +49,10 @@ def format_flags(values: Mapping[str, str]) -> str:
 
 
 def merge_flags(existing: str, values: Mapping[str, str], *, without: Container[str] = ()) -> str:
-    """Return `existing` with `values` set: same flags replaced, every other word kept as it is.
+    """Return `existing` with `values` set; other words stay as they are.
 
-    Flags named in `without` are taken out.
-
-    What is already in a variable may be of any shape, so nothing here refuses it.
+    Flags named in `without` are removed. The existing text may have any form, so nothing is
+    refused.
     """
     kept: list[str] = []
     drop_value = False
@@ -79,7 +79,7 @@ def merge_flags(existing: str, values: Mapping[str, str], *, without: Container[
 
 
 def read_values(text: str) -> dict[str, str]:
-    """Values by name of a flag string of any shape, as far as they can be read."""
+    """Return the values of a flag string by name, as far as it can be parsed."""
     values: dict[str, str] = {}
     for token in _tokens(text, strict=False):
         if found := _FLAG.fullmatch(token):

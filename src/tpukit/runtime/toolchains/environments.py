@@ -1,12 +1,12 @@
-"""Environments of toolchains: made when first wanted, kept in the cache folder, never half-made.
+"""Environments of toolchains, created on first use in the cache folder.
 
-An environment is made beside its place and moved to it when it is whole, so one that Ctrl-C, a
-full disk or an index without the package cut short is never found. Who makes one, or uses one,
-holds a lock that ends with the process: a second process waits for the first and takes what it
-made, and nobody replaces an environment under a command that runs with it.
+An environment is created beside its place and renamed when it is complete, so one that Ctrl-C, a
+full disk or a missing package cut short is never used. A process that creates or uses one holds a
+lock that ends with the process. A second process waits for the first and uses its environment, and
+no environment is replaced while a command runs with it.
 
-An environment that was moved works by its interpreter (`bin/python -m pip …`); the scripts beside
-it still name the folder it was made in.
+A moved environment works through its interpreter (`bin/python -m pip …`), but the scripts beside it
+still name the folder in which it was created.
 """
 
 import fcntl
@@ -21,9 +21,8 @@ from ...errors import TPUNotAvailableError
 from ..files import cache_folder, finish_folder, folder_beside, private_folder, write_json
 from ..progress import Progress, silent
 from ..versions import installed_requirements
-from .interpreters import find_interpreter
 from .running import outside_environment, run_followed
-from .toolchain import Toolchain
+from .toolchain import Toolchain, find_interpreter
 
 _RECORD = "toolchain.json"
 _TOLD_OF_PIP = ("Downloading ", "Building ", "Installing collected")
@@ -40,14 +39,14 @@ _PIP = (
 
 
 class ToolchainError(TPUNotAvailableError):
-    """A toolchain's environment could not be made."""
+    """A toolchain's environment could not be created."""
 
 
 @contextmanager
 def environment(toolchain: Toolchain, *, progress: Progress = silent) -> Generator[Path]:
-    """Yield the interpreter of a toolchain, its environment made where it is not there yet.
+    """Yield the interpreter of a toolchain, creating its environment if necessary.
 
-    The environment stays as it is until the block ends.
+    The environment stays unchanged until the block ends.
 
     Raises:
         ToolchainError: There is no such Python here, or pip cannot install the packages.
@@ -67,7 +66,7 @@ def environment(toolchain: Toolchain, *, progress: Progress = silent) -> Generat
 
 
 def is_made(toolchain: Toolchain) -> bool:
-    """Tell whether a whole environment is there that has all that the toolchain asks for."""
+    """Return whether a complete environment exists that meets the toolchain's requirements."""
     place = _place(toolchain)
     try:
         record = json.loads((place / _RECORD).read_text(encoding="utf-8"))
@@ -82,7 +81,7 @@ def _make(toolchain: Toolchain, place: Path, progress: Progress) -> None:
     base = find_interpreter(toolchain.python)
     if base is None:
         raise ToolchainError(
-            f"{toolchain.name} needs Python {toolchain.python}, and neither the PATH nor pyenv has "
+            f"{toolchain.name} needs Python {toolchain.python}, but neither the PATH nor pyenv has "
             f"it; install it (pyenv install {toolchain.python}), or name another toolchain."
         )
     wanted = _requirements(toolchain)
@@ -105,20 +104,20 @@ def _run(toolchain: Toolchain, command: list[str | Path], progress: Progress) ->
         said = [line for line in (ended.output + ended.errors).splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR")] or said[-_LINES_SHOWN:]
         raise ToolchainError(
-            f"the environment of {toolchain.name} could not be made: "
+            f"the environment of {toolchain.name} could not be created: "
             f"{' '.join(errors[:_LINES_SHOWN]) or f'exit code {ended.code}'}; see that pip can "
             "reach its index, that the disk has room, and that there is such a version."
         )
 
 
 def _requirements(toolchain: Toolchain) -> list[str]:
-    """What pip is asked for: tpukit's dependencies without its extras, and the toolchain's own."""
-    dependencies = [one for one in installed_requirements("tpukit") if "extra ==" not in one]
+    """Return pip's requirements: tpukit's dependencies without extras, and the toolchain's own."""
+    dependencies = [line for line in installed_requirements("tpukit") if "extra ==" not in line]
     return [*dependencies, *toolchain.requirements]
 
 
 def _short(line: str) -> str:
-    """A line of pip's without addresses and long lists."""
+    """Return a line of pip's output without addresses and long lists."""
     words = line.split()
     if words[0] == "Downloading":
         return " ".join(["downloading", words[1].rsplit("/", 1)[-1], *words[2:]])

@@ -1,4 +1,4 @@
-"""Run a program and hear its lines as it writes them; run tpukit itself with another Python."""
+"""Run a program and pass on its lines as they appear; run tpukit with another Python."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _OF_THIS_PYTHON = (
 
 @dataclass(frozen=True)
 class EndedProgram:
-    """How a program ended, and what it wrote."""
+    """A finished program's exit code and output."""
 
     code: int
     output: str
@@ -40,14 +40,14 @@ def run_followed(
     follow: Literal["output", "errors"] = "errors",
     progress: Progress = silent,
 ) -> EndedProgram:
-    """Run a program to its end, and pass on its lines as they come.
+    """Run a program to its end, and pass on its lines as they appear.
 
-    It stays in this process's group, so Ctrl-C at a terminal reaches it too; however this process
-    ends on it, the program is interrupted and, where it stays, killed.
+    It stays in this process's group, so Ctrl-C at a terminal reaches it too. When this process
+    ends, the program is interrupted and, if it does not end, killed.
 
     Args:
         command: The program and its arguments.
-        environment: Instead of `outside_environment()`.
+        environment: Its environment; `outside_environment()` by default.
         folder: Where it runs; here by default.
         follow: Which of the two streams is passed on.
         progress: Called with each line.
@@ -89,13 +89,13 @@ def run_followed(
 def run_tpukit(
     python: Path, arguments: Sequence[str], *, progress: Progress = silent
 ) -> EndedProgram:
-    """Run a tpukit command of this very source with another interpreter.
+    """Run a tpukit command from this same source with another interpreter.
 
-    So what differs between two answers is the toolchain, never the version of tpukit.
+    So two results differ by the toolchain only, not by the version of tpukit.
 
     Args:
         python: An interpreter whose environment has tpukit's dependencies.
-        arguments: What stands behind `tpukit`.
+        arguments: The arguments of `tpukit`.
         progress: Called with each line of standard error.
     """
     package = Path(__file__).parents[2]
@@ -113,12 +113,12 @@ def run_tpukit(
 
 
 def outside_environment() -> dict[str, str]:
-    """The environment of this process without what belongs to its own interpreter."""
+    """Return this process's environment without the variables of its own interpreter."""
     return {name: value for name, value in os.environ.items() if name not in _OF_THIS_PYTHON}
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """End a program as Ctrl-C would, so that it cleans up; kill it where it does not end."""
+    """Interrupt a program like Ctrl-C, so that it cleans up; kill it if it does not end."""
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

@@ -1,15 +1,57 @@
-"""A toolchain, described: a version of jax with the libtpu it asks for, on a version of Python."""
+"""`Toolchain`: a version of jax with its libtpu, on a version of Python."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, did_you_mean
-from .interpreters import find_interpreter
+
+_SAYS_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_PATIENCE_S = 20.0
+
+
+@cache
+def find_interpreter(minor: str) -> Path | None:
+    """Return an interpreter of a minor version of Python, such as "3.13", or None.
+
+    Candidates are the running one, `python3.13` on the PATH and pyenv's. Each is asked for its
+    version, because a name on the PATH may be a shim for a Python that is not installed.
+    """
+    return next((path for path in _candidates(minor) if _version_of(path) == minor), None)
+
+
+def _candidates(minor: str) -> Iterator[Path]:
+    # Not the link in a virtual environment, which would lead to that environment's packages.
+    yield Path(getattr(sys, "_base_executable", sys.executable))
+    on_path = shutil.which(f"python{minor}")
+    if on_path:
+        yield Path(on_path)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
+    yield from sorted(pyenv.glob(f"versions/{minor}.*/bin/python{minor}"), reverse=True)
+
+
+def _version_of(path: Path) -> str:
+    try:
+        asked = subprocess.run(
+            [path, "-I", "-c", _SAYS_VERSION],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip()
+
 
 RUNNING = "default"
 """The name of the toolchain that this process runs with."""
@@ -21,10 +63,10 @@ class Toolchain:
     """A pair of jax and libtpu on a version of Python.
 
     Attributes:
-        name: As it is typed: "default", or "jax-0.12.0.1" with "-py3.12" where that was asked for.
+        name: "default", or "jax-0.12.0.1", with "-py3.12" for another Python.
         python: Minor version, such as "3.13".
-        requirements: What pip installs beside tpukit's own dependencies; nothing for the default.
-        jax: The version that has to come of it; "" for the default, whatever it is.
+        requirements: pip requirements besides tpukit's dependencies; empty for the default.
+        jax: The expected version of jax; "" for the default.
     """
 
     name: str
@@ -34,12 +76,12 @@ class Toolchain:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is the one of this process, which needs no environment."""
+        """Whether it is this process's own, which needs no environment."""
         return self.name == RUNNING
 
     @property
     def folder_name(self) -> str:
-        """The name of its environment: one for each version of jax and of Python."""
+        """The name of its environment, one per version of jax and of Python."""
         return f"jax-{self.jax}-py{self.python}"
 
     def with_requirements(self, *more: str) -> "Toolchain":
@@ -48,15 +90,15 @@ class Toolchain:
 
 
 def parse_toolchains(text: str) -> list[Toolchain]:
-    """Read names between commas; one alone is compared with the running toolchain.
+    """Parse comma-separated names; a single one is compared with the running toolchain.
 
     Raises:
-        ConfigError: A name is no toolchain, or stands there twice.
+        ConfigError: A name is not a toolchain, or appears twice.
     """
     found = [parse_toolchain(name.strip()) for name in text.split(",")]
     if len(found) == 1 and not found[0].is_running:
         found.insert(0, parse_toolchain(RUNNING))
-    names = [one.name for one in found]
+    names = [candidate.name for candidate in found]
     if len(found) < 2 or len(set(names)) < len(names):
         raise ConfigError(
             f"--toolchain {text!r} names nothing to compare; give another toolchain than the "
@@ -66,10 +108,10 @@ def parse_toolchains(text: str) -> list[Toolchain]:
 
 
 def parse_toolchain(name: str) -> Toolchain:
-    """Read the name of a toolchain; any version of jax has one, whether it was tried or not.
+    """Parse a toolchain's name; any version of jax is valid, tried or not.
 
     Raises:
-        ConfigError: It is no such name, or this jax does not install on that Python.
+        ConfigError: The name is invalid, or this jax does not install on that Python.
     """
     if name == RUNNING:
         return Toolchain(name, f"{sys.version_info.major}.{sys.version_info.minor}")
@@ -77,7 +119,7 @@ def parse_toolchain(name: str) -> Toolchain:
     if match is None:
         known = [RUNNING, *(f"jax-{row['jax']}" for row in tried())]
         raise ConfigError(
-            f"{name!r} is no toolchain; write jax-VERSION, with -py3.12 behind it for a certain "
+            f"{name!r} is not a toolchain; write jax-VERSION, with -py3.12 behind it for a certain "
             f"Python, or {RUNNING}. Tried were {', '.join(known[1:])}." + did_you_mean(name, known)
         )
     jax = match["jax"]
@@ -85,17 +127,17 @@ def parse_toolchain(name: str) -> Toolchain:
     pythons: list[str] = row["pythons"]
     if match["python"] and match["python"] not in pythons:
         raise ConfigError(
-            f"{name} asks for Python {match['python']}, and jax {jax} was tried with "
-            f"{', '.join(pythons)}; leave -py{match['python']} away, or choose one of those."
+            f"{name} asks for Python {match['python']}, but jax {jax} was tried with "
+            f"{', '.join(pythons)}; leave out -py{match['python']}, or choose one of those."
         )
-    installed = (one for one in pythons if find_interpreter(one) is not None)
+    installed = (candidate for candidate in pythons if find_interpreter(candidate) is not None)
     python = match["python"] or next(installed, pythons[0])
     return Toolchain(name, python, (f"jax[tpu]=={jax}", *row["requirements"]), jax)
 
 
 @cache
 def tried() -> list[dict[str, Any]]:
-    """What is known of the versions of jax that were tried, the newest first."""
+    """Return the facts about the versions of jax that were tried, the newest first."""
     data = resources.files("tpukit.runtime.toolchains").joinpath("data", "tried.toml")
     return tomllib.loads(data.read_text(encoding="utf-8"))["tried"]
 

@@ -1,10 +1,11 @@
-"""From a forward function to a program: compiled here, or in a child that can be killed.
+"""Compiles a forward function, in this process or in a child that can be killed.
 
-XLA cannot be stopped once it compiles. Small programs are compiled in this process, because their
-bound, from the number of operations, lies below the time-out. Where it does not, a child compiles
-the same program into jax's cache on disk and is killed at the time-out; this process then finds
-the program there. The child costs 1.5 s of start, several times a small compile, so it is not for
-every program (measured on two busy cores: 0.1 to 3 s a compile, at most 10 ms an operation).
+A compile in XLA cannot be interrupted. Small programs are compiled in this process, because an
+upper bound of their compile time, by the number of operations, is below the time-out. A larger
+program is compiled by a child, this module run by `python -m`, into jax's disk cache, where this
+process finds it; the child is killed at the time-out. The child's start takes 1.5 s, several times
+a small compile, so not every program uses one (measured on two busy cores: 0.1 to 3 s per compile,
+at most 10 ms per operation).
 """
 
 import os
@@ -20,29 +21,29 @@ import jax
 import numpy as np
 
 from ...errors import TPUModelError, XLACompilationError
-from ...runtime.child import ChildError, watch_child
+from ...runtime.child import ChildError, serve_request, watch_child
 from ...runtime.files import temporary_folder
 from ...training.recompile import counting_cache_hits, enable_compilation_cache, options_here
-from .forward import ForwardFunction, Result, is_needed
+from .call import ForwardFunction, Result, is_needed
 
-# A compile here takes less than this: twice the slowest seen, and the start of XLA's own threads.
+# Upper bound of a compile: twice the slowest measured, plus the start of XLA's threads.
 _BOUND_S, _BOUND_PER_OPERATION_S = 5.0, 0.02
-_CHILD_START_S = 120.0  # to import jax on a busy machine; it is no part of the time-out
+_CHILD_START_S = 120.0  # to import jax on a busy machine; not part of the time-out
 Where = Literal["here", "child", "thread"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardProgram:
-    """A compiled forward, for every module of one structure.
+    """A compiled forward, valid for every module of one structure.
 
     Attributes:
-        run: (trained, carried, seed, tensors) -> (tensors of the outputs, what was written to).
-        result: How the outputs nest.
+        run: (trained, carried, seed, tensors) -> (output tensors, changed state).
+        result: Structure of the outputs.
         draws_random: Whether the results depend on the seed.
-        operations: Of the program that was compiled (StableHLO).
-        compile_s: Seconds from the start of the trace (measured).
+        operations: Number of StableHLO operations.
+        compile_s: Seconds of tracing and compiling (measured).
         where: Compiled "here", in a "child", or in a "thread" of this process.
-        from_disk: Whether this process found it in jax's cache on disk, as it does after a child.
+        from_disk: Whether it was found in jax's disk cache, as after a child's compile.
     """
 
     run: Any
@@ -62,18 +63,18 @@ def build_program(
     timeout_s: float,
     options: Mapping[str, Any],
 ) -> ForwardProgram:
-    """Trace and compile.
+    """Trace and compile a forward function.
 
     Args:
-        function: What is compiled.
+        function: The function.
         arguments: Arrays or shapes of (trained, carried, seed, tensors).
-        name: What errors call it.
-        timeout_s: After this long the compile is stopped.
-        options: For the compiler of a TPU.
+        name: The name in errors.
+        timeout_s: The compile is stopped after this time.
+        options: Options for the TPU compiler.
 
     Raises:
-        TPUModelError: The module cannot be one program.
-        XLACompilationError: The compiler refused it, or the time was up.
+        TPUModelError: The module cannot become one program.
+        XLACompilationError: The compiler refused the program, or took too long.
     """
     enable_compilation_cache()
     began = time.perf_counter()
@@ -85,7 +86,7 @@ def build_program(
     with counting_cache_hits() as hits:
         where = _choose(operations, timeout_s)
         if where == "child":
-            handed_over = _by_child(jitted, arguments, name, timeout_s, chosen)
+            handed_over = _compile_in_child(jitted, arguments, name, timeout_s, chosen)
             where = "thread" if handed_over is None else where
             lowered = handed_over or lowered
         limit_s = timeout_s if where == "thread" else None
@@ -108,33 +109,35 @@ def _trace(
     try:
         traced = jitted.trace(*arguments)
     except TPUModelError as error:
-        given = ", ".join(f"{path} {words}" for path, words in function.kind.describe().items())
+        given = ", ".join(f"{path} {text}" for path, text in function.kind.describe().items())
         raise TPUModelError(f"{error} It was called with {given}.") from error
     result = function.result
-    if result is None:  # jax traces a new function at least once
-        raise TPUModelError(f"{name} was not traced: its forward never ran.")
+    if result is None:  # cannot happen: jax traces a new function
+        raise TPUModelError(
+            f"{name} was not traced, because its forward never ran; call it with other inputs."
+        )
     return traced, result
 
 
 def _choose(operations: int, timeout_s: float) -> Where:
     if _BOUND_S + _BOUND_PER_OPERATION_S * operations <= timeout_s:
         return "here"
-    # A TPU belongs to one process, and a GPU's memory is this one's: no child could compile there.
+    # A TPU and the memory of a GPU belong to this process, so no child could compile there.
     return "child" if jax.default_backend() == "cpu" else "thread"
 
 
-def _by_child(
+def _compile_in_child(
     jitted: Any,
     arguments: tuple[Any, ...],
     name: str,
     timeout_s: float,
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """Return the program as the child compiled it, lowered; None where it cannot be handed over."""
+    """Let a child compile; return the lowered program, or None if it cannot be exported."""
     try:
         exported = jax.export.export(jitted)(*arguments)
         serialized = bytes(exported.serialize())
-    except ValueError:  # it calls what jax.export does not vouch for in a later version
+    except ValueError:  # it has calls without jax.export's stability guarantee
         return None
     with temporary_folder("tpukit-forward-") as folder:
         path, begun = folder / "program.bin", folder / "begun"
@@ -142,7 +145,7 @@ def _by_child(
         request = {"program": str(path), "begun": str(begun), "options": options}
         try:
             reply = watch_child(
-                "tpukit.torch.compiling.worker",
+                "tpukit.torch.compiling.building",
                 request,
                 timeout_s=_CHILD_START_S + timeout_s,
                 environment=_child_environment(),
@@ -158,7 +161,7 @@ def _by_child(
 
 
 def lower_exported(serialized: bytes) -> Any:
-    """Lower a program from its bytes; parent and child do the same, and so find the same entry."""
+    """Lower a serialized program; parent and child do the same, so the cache entry is the same."""
     exported = jax.export.deserialize(bytearray(serialized))
     flat = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
     arguments, options = jax.tree.unflatten(exported.in_tree, flat)
@@ -192,13 +195,13 @@ def _compile(
 
 
 def _within(lowered: Any, options: Mapping[str, Any] | None, limit_s: float) -> Any:
-    """Compile in a thread, and wait for it only so long."""
+    """Compile in a thread, and wait for at most `limit_s`."""
     answer: Future[Any] = Future()
 
     def compile_it() -> None:
         try:
             answer.set_result(lowered.compile(compiler_options=options))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised again by result()
             answer.set_exception(error)
 
     Thread(target=compile_it, name="tpukit-compile", daemon=True).start()
@@ -206,22 +209,30 @@ def _within(lowered: Any, options: Mapping[str, Any] | None, limit_s: float) -> 
 
 
 def _late(name: str, timeout_s: float, *, goes_on: bool = False) -> XLACompilationError:
-    ended = (
-        "is not waited for any longer, though this process cannot stop it"
-        if goes_on
-        else "was stopped"
-    )
+    ended = "is still running in a thread that cannot be stopped" if goes_on else "was stopped"
     return XLACompilationError(
         f"compiling {name} took longer than {timeout_s:g} s and {ended}; raise "
         "config.hardware.tpu.compilation_timeout_seconds, or compile less at once."
     )
 
 
-def _refused(name: str, said: str) -> XLACompilationError:
-    first = next((line for line in said.splitlines() if line.strip()), "no message")
+def _refused(name: str, message: str) -> XLACompilationError:
+    first = next((line for line in message.splitlines() if line.strip()), "no message")
     return XLACompilationError(f"the compiler refused {name}: {first}")
 
 
 def seed_shape() -> jax.ShapeDtypeStruct:
-    """Shape and format of the seed that a program takes."""
+    """Return the shape and dtype of a program's seed."""
     return jax.ShapeDtypeStruct((), np.dtype("uint32"))
+
+
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile one program in the child, into jax's disk cache."""
+    lowered = lower_exported(Path(request["program"]).read_bytes())
+    Path(request["begun"]).touch()  # the time-out begins here
+    lowered.compile(compiler_options=request["options"])
+    return {}
+
+
+if __name__ == "__main__":
+    serve_request(compile_request)

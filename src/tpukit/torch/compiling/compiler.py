@@ -1,9 +1,12 @@
-"""`XLACompiler`: compiled forwards of PyTorch modules, kept, and explained when compiled again."""
+"""`XLACompiler`: compiles and caches forwards of PyTorch modules, and explains recompiles."""
 
+import dataclasses
+import enum
 import logging
 import threading
+import types
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,56 +18,127 @@ from ...errors import XLACompilationError
 from ...hardware import Slice
 from ...job.compiler_flags import compiler_options
 from ...models.adapters.torch_module.environment import environment
+from ...models.adapters.torch_module.state import ModuleState
 from ...training.recompile import ArgumentChange, enable_compilation_cache
-from ..annotations import TorchInputs
+from ..batches import TorchInputs
 from ..config import tpu_settings
 from ..lru import Departure, LRUCache
 from ..validation import check_is_module, report
 from .building import ForwardProgram, build_program, seed_shape
-from .call import ModuleCall, find_changes
+from .call import ForwardFunction, ModuleCall, find_changes
 from .compiled_model import CompiledModel
-from .forward import ForwardFunction
 from .offline import TorchLoss, job_for
-from .structure import module_structure
+
+if TYPE_CHECKING:
+    import torch
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# Values that are equal only to themselves and have no other content.
+_ITSELF = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+
+
+class Same:
+    """A key by identity; it keeps the object alive, so that its id is not reused."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def module_structure(module: "torch.nn.Module") -> Hashable:
+    """Return a key that is equal for modules that trace to the same program.
+
+    It contains the tree of classes with their settings, and names, shapes, dtypes and ties of all
+    tensors, but not their values, which are arguments of the program. If a module contains an
+    object of unknown content, such as a tensor in a list, its key equals no other.
+    """
+    state = ModuleState.of(module)
+    tensors = tuple(
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        for name, tensor in (*state.trained.items(), *state.carried.items())
+    )
+    parts = tuple((name, type(part), _settings(part)) for name, part in module.named_modules())
+    return parts, tensors, tuple(state.aliases.items())
+
+
+def _settings(module: "torch.nn.Module") -> Hashable:
+    """Return a module's attributes beside tensors and submodules, hooks included."""
+    import torch
+
+    # The training mode is part of each call.
+    skipped = ("_parameters", "_buffers", "_modules", "training")
+    return tuple(
+        (name, _described(value))
+        for name, value in vars(module).items()
+        if name not in skipped and not isinstance(value, torch.Tensor)
+    )
+
+
+def _described(value: Any) -> Hashable:
+    import torch
+
+    if isinstance(value, _PLAIN):
+        return type(value), value  # 1, 1.0 and True are equal but make different programs
+    if isinstance(value, (*_ITSELF, enum.Enum, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_described(item) for item in value)
+    if isinstance(value, Mapping):
+        return type(value), tuple((_described(k), _described(v)) for k, v in value.items())
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(_described(item) for item in value)
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return type(value), _described(fields)
+    # Hugging Face configurations convert themselves to plain data.
+    if callable(getattr(value, "to_dict", None)):
+        return type(value), _described(value.to_dict())
+    return Same(value)
+
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 MAX_AGE_S = 24 * 3600.0
-"""How long a compiled program is kept in memory by default."""
+"""Default time that a compiled program stays in memory."""
 
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A program that was compiled because a call differed from those before it."""
+    """A compile that was caused by a call that differed from earlier ones."""
 
     model: str
     changes: tuple[ArgumentChange, ...]
     compile_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the change in words."""
+        """Return plain data, with the reason as text."""
         return {
             "model": self.model,
             "reason": explain(self.changes),
-            "changes": [one.to_dict() for one in self.changes],
+            "changes": [change.to_dict() for change in self.changes],
             "compile_s": self.compile_s,
         }
 
 
 class XLACompiler:
-    """Compiles modules for the device that is here, and checks them for slices that are not.
+    """Compiles modules for the device here, and checks them for any slice.
 
-    Compiled programs are kept by the structure of a module and the kind of call, not by weights:
-    a second module of the same structure compiles nothing. They are also kept on disk, by jax,
-    where compiling took a second or more.
+    Compiled programs are cached by module structure and kind of call, not by weights, so a second
+    module of the same structure needs no compile. jax also caches programs on disk that took a
+    second or more to compile.
 
     Args:
         config: `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`; None for defaults.
-            `cache_max_size` bounds the programs kept (None: 100), `compilation_timeout_seconds`
-            each compile, `enable_strict_validation` makes an error of what is otherwise a warning.
-        max_age_s: How long a program is kept in memory; None: until it is evicted.
+            `cache_max_size` limits the cached programs (None: 100), `compilation_timeout_seconds`
+            each compile; `enable_strict_validation` turns warnings into errors.
+        max_age_s: How long a program stays in memory; None: until it is evicted.
 
     Example:
         >>> compiler = XLACompiler(KernelPyTorchConfig())
@@ -92,18 +166,18 @@ class XLACompiler:
         """Compile a module's forward.
 
         Args:
-            model: An `nn.Module`, in the mode it is to run in.
-            sample_inputs: A tensor, a tuple of arguments, or a dict of them by name; None compiles
-                at the first call.
-            use_cache: Whether a program compiled before will do, and this one is kept.
+            model: An `nn.Module`, in the mode (training or evaluation) it will run in.
+            sample_inputs: A tensor, a tuple of arguments, or a dict by name; None compiles at the
+                first call.
+            use_cache: Whether to use a cached program, and to cache this one.
 
         Raises:
-            TPUValidationError: What is given is no module, or cannot be called with the inputs.
-            TPUModelError: The module cannot be one program.
-            XLACompilationError: The compiler refused it, or the time was up.
+            TPUValidationError: It is not a module, or does not accept the inputs.
+            TPUModelError: The module cannot become one program.
+            XLACompilationError: The compiler refused the program, or took too long.
         """
         check_is_module(model, what="compile_model")
-        environment()  # what is missing for torch is said here, not in the first call
+        environment()  # raises here, not in the first call, if a package is missing
         structure = module_structure(model)
 
         def find_program(compiled: CompiledModel, call: ModuleCall) -> ForwardProgram:
@@ -136,25 +210,25 @@ class XLACompiler:
     ) -> CheckResult:
         """Check with the real TPU compiler whether training a module fits on a slice.
 
-        This is `tpukit check`: a whole training step, laid out over the slice, compiled offline.
-        The configuration's limits hold: `memory_fraction`, `memory_per_chip`, `v6e_memory_gb`,
+        This is `tpukit check`: a full training step, sharded over the slice, compiled offline.
+        The configuration's limits apply: `memory_fraction`, `memory_per_chip`, `v6e_memory_gb`,
         `v7_memory_gb`, `compilation_timeout_seconds`.
 
         Args:
-            on: The slice, e.g. "v6e-8"; none needs to be here.
-            model: An `nn.Module`; one on torch's meta device takes no memory.
+            on: The slice, e.g. "v6e-8"; no TPU is needed here.
+            model: An `nn.Module`; on torch's meta device it takes no memory.
             sample_inputs: The batch of one step over all chips, as for `compile_model`; a dict may
-                hold tensors for the loss alone, such as "targets".
+                have tensors for the loss only, such as "targets".
             loss: (outputs, batch) -> a scalar, in torch. By default the loss that the module
-                itself gives, or the cross-entropy of its logits with "targets".
-            memory_only: Whether the verdict on memory is enough.
-            fix: Whether to look for what would make it fit.
-            use_cache: Whether an earlier answer will do.
+                returns, or the cross-entropy of its logits with "targets".
+            memory_only: Check the memory only.
+            fix: Search for changes that make the job fit.
+            use_cache: Use the cached result of an earlier check.
             **changes: Keys of the job: mesh, remat, batch_size, train, …
 
         Raises:
             TPUModelError: Nothing trains with these settings.
-            XLACompilationError: The compiler refused the step, or ran out of time.
+            XLACompilationError: The compiler refused the step, or took too long.
         """
         check_is_module(model, what="compile_for")
         environment()
@@ -165,11 +239,11 @@ class XLACompiler:
         return result
 
     def get_compilation_stats(self) -> dict[str, Any]:
-        """Counts since this compiler was made.
+        """Return counts since this compiler was created.
 
         `compilation_cache` has hits, misses, size, max_size, evictions, expirations, hit_rate.
-        `compiled` counts programs by where they were compiled, `from_disk` those found on disk,
-        `traces` how often Python ran a forward, and `recompilations` says what changed each time.
+        `compiled` counts programs by where they were compiled, `from_disk` programs found on disk,
+        `traces` how often Python ran a forward; `recompilations` lists each change.
         """
         with self._lock:
             counts = self._counts
@@ -180,17 +254,19 @@ class XLACompiler:
                 "from_disk": counts["from_disk"],
                 "traces": counts["traces"],
                 "compile_seconds": self._compile_s,
-                "recompilations": [one.to_dict() for one in self._recompilations],
+                "recompilations": [
+                    recompilation.to_dict() for recompilation in self._recompilations
+                ],
                 "persistent_cache": str(enable_compilation_cache()),
             }
 
     def clear_cache(self) -> None:
-        """Drop the programs kept in memory; models made from them keep theirs, counts stay."""
+        """Drop the cached programs; compiled models keep theirs, and counts stay."""
         logger.info("cache cleared", extra={"entries": len(self._cache)})
         self._cache.clear()
 
     def _options(self) -> dict[str, Any]:
-        """Return what the configuration asks of a TPU's compiler; others know none of it."""
+        """Return the configuration's options for the TPU compiler; none on other backends."""
         if jax.default_backend() != "tpu":
             return {}
         chip = self.settings.chip
@@ -234,12 +310,12 @@ class XLACompiler:
     def _changes_since(
         self, compiled: CompiledModel, call: ModuleCall
     ) -> tuple[ArgumentChange, ...]:
-        """Say what changed since the nearest call in the same mode; nothing of the first."""
+        """Return the changes since the most similar call in the same mode; none for the first."""
         earlier = [kind for kind in compiled.kinds if kind.training == call.kind.training]
         if not earlier:
             return ()
-        found = [tuple(find_changes(kind, call.kind)) for kind in earlier]
-        changes = min(reversed(found), key=len)
+        candidates = [tuple(find_changes(kind, call.kind)) for kind in earlier]
+        changes = min(reversed(candidates), key=len)
         self._warn(
             f"{compiled.name} is compiled again because {explain(changes)}; give every call the "
             "same shapes (drop or pad the last batch)."
@@ -250,18 +326,18 @@ class XLACompiler:
         wide = [*call.narrowed(), *compiled.state.narrowed]
         if wide:
             self._warn(
-                f"{compiled.name} computes in 32 bits, and {', '.join(wide[:3])} has 64; cast it "
-                "with .float() where that is meant."
+                f"{compiled.name} computes in 32 bits, but {', '.join(wide[:3])} has 64; cast it "
+                "with .float() to avoid this warning."
             )
 
     def _warn(self, note: str) -> None:
-        """Warn, or under strict validation refuse."""
+        """Log a warning, or raise it under strict validation."""
         report([note], strict=self.settings.enable_strict_validation)
 
 
 def explain(changes: tuple[ArgumentChange, ...]) -> str:
-    """Changes in words; what no argument shows is in how they nest."""
-    return "; ".join(map(str, changes)) or "the arguments nest otherwise"
+    """Return the changes as text."""
+    return "; ".join(map(str, changes)) or "the arguments have another structure"
 
 
 def _log_departure(key: Hashable, program: ForwardProgram, how: Departure) -> None:

@@ -1,15 +1,16 @@
-"""A PyTorch module as a training job for a slice that is not here, for the compiler's verdict."""
+"""A PyTorch module as a training job, to be checked for a slice."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Slice
+from ...job.config import TPUConfig
 from ...job.config.spelling import spell_as_job
 from ...job.job import Job
 from ...job.sections import Hardware
@@ -21,49 +22,54 @@ from ...step.workload import Workload
 from ..config import TorchTPUConfig
 from .call import as_arguments, forward_signature
 
-# (outputs of the module, tensors of the batch by name) -> a scalar, in torch.
+if TYPE_CHECKING:
+    import torch
+
+# (module outputs, batch tensors by name) -> a scalar, in torch.
 TorchLoss = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def job_for(
     settings: TorchTPUConfig,
     on: Slice | str,
-    model: Any,
+    model: "torch.nn.Module",
     sample_inputs: Any,
     *,
     loss: TorchLoss | None = None,
     changes: Mapping[str, Any],
 ) -> Job:
-    """Return the job of training a module on batches like the sample, with these settings.
+    """Return the job that trains a module on batches like the sample.
 
     Args:
-        settings: Memory limits, precision, remat, flags; its own slice is left aside.
+        settings: Memory limits, precision, remat, flags; its own slice is ignored.
         on: The slice.
-        model: The module; one on torch's meta device will do.
-        sample_inputs: A tensor, a tuple of arguments or a dict by name, of the whole batch.
-        loss: By default the loss that the module itself gives, or the cross-entropy of its logits.
-        changes: Keys of the job, before all others.
+        model: The module; torch's meta device is allowed.
+        sample_inputs: A full batch: a tensor, a tuple of arguments or a dict by name.
+        loss: By default the loss that the module returns, or the cross-entropy of its logits.
+        changes: Keys of the job, which go before the settings.
 
     Raises:
-        TPUValidationError: The sample is not what a batch can be made of.
-        TPUModelError: It is not clear what the loss is.
+        TPUValidationError: The sample is not a batch.
+        TPUModelError: The module returns neither a loss nor logits.
     """
     where = Slice.parse(on) if isinstance(on, str) else on
     sample = _Sample.read(model, sample_inputs)
-    whole = TorchModel(model, _forward(sample, loss))
+    trained = TorchModel(model, _forward(sample, loss))
     work = Workload(
-        whole, batch=_with_targets(whole, sample.batch), inputs=tuple(sample.batch), loss=None
+        trained, batch=_with_targets(trained, sample.batch), inputs=tuple(sample.batch), loss=None
     )
-    asked = {one.path: one.value for one in spell_as_job(_settings_on(settings, where))}
-    return Job(model=work).replace({**asked, "on": str(where), **changes})
+    values = {
+        setting.path: setting.value for setting in spell_as_job(_settings_on(settings, where))
+    }
+    return Job(model=work).replace({**values, "on": str(where), **changes})
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Sample inputs apart: shapes of the batch by name, and settings that are part of the program.
+    """Sample inputs: shapes of the batch by name, and settings that are part of the program.
 
     Attributes:
-        own: Names of the batch that the module itself is called with; the rest is for the loss.
+        own: Names of the tensors that the module is called with; the rest is for the loss.
     """
 
     batch: dict[str, jax.ShapeDtypeStruct]
@@ -72,31 +78,32 @@ class _Sample:
     signature: inspect.Signature
 
     @classmethod
-    def read(cls, model: Any, sample_inputs: Any) -> "_Sample":
+    def read(cls, model: "torch.nn.Module", sample_inputs: Any) -> "_Sample":
         import torch
 
         arguments, named = as_arguments(sample_inputs)
         signature = forward_signature(model)
         known = signature.parameters
-        own = {name: one for name, one in named.items() if name in known}
+        own = {name: value for name, value in named.items() if name in known}
         try:
             bound = signature.bind_partial(*arguments, **own)
         except TypeError as error:
             raise TPUValidationError(
-                f"{type(model).__name__} takes no such inputs: {error}."
+                f"{type(model).__name__} does not accept these inputs: {error}; its forward takes "
+                f"{signature}."
             ) from None
         every = {**named, **bound.arguments}
-        tensors = {name: one for name, one in every.items() if isinstance(one, torch.Tensor)}
-        odd = [name for name, one in every.items() if isinstance(one, tuple | list | Mapping)]
+        tensors = {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}
+        odd = [name for name, value in every.items() if isinstance(value, tuple | list | Mapping)]
         if odd or not tensors:
             raise TPUValidationError(
-                f"a batch is made of tensors by name, and the sample has "
-                f"{odd[0] + ', which holds several' if odd else 'none'}; give a tensor, a tuple "
+                f"a batch is made of tensors by name, but the sample has "
+                f"{odd[0] + ', a container of several' if odd else 'none'}; give a tensor, a tuple "
                 "of tensors, or a dict of them."
             )
-        settings = {name: one for name, one in every.items() if name not in tensors}
+        settings = {name: value for name, value in every.items() if name not in tensors}
         return cls(
-            {name: shape_of(one) for name, one in tensors.items()},
+            {name: shape_of(tensor) for name, tensor in tensors.items()},
             settings,
             tuple(name for name in tensors if name in known),
             signature,
@@ -104,9 +111,9 @@ class _Sample:
 
 
 def _forward(sample: _Sample, loss: TorchLoss | None) -> Callable[[Any, Mapping[str, Any]], Any]:
-    def forward(module: Any, batch: Mapping[str, Any]) -> Any:
+    def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> Any:
         given = {name: batch[name] for name in sample.own}
-        # Not read from the module here: with checkpoints its forward is another function.
+        # Not the module's signature here, because with checkpoints its forward is another function.
         bound = inspect.BoundArguments(
             sample.signature,
             {**given, **sample.settings},  # pyright: ignore[reportArgumentType]  a dict is ordered
@@ -120,7 +127,7 @@ def _forward(sample: _Sample, loss: TorchLoss | None) -> Callable[[Any, Mapping[
 def _with_targets(
     model: TorchModel, batch: dict[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Add the targets of logits, where the module gives no loss of its own.
+    """Add targets for logits, if the module returns no loss.
 
     Raises:
         TPUModelError: The outputs are neither a loss nor logits.
@@ -131,10 +138,10 @@ def _with_targets(
         return batch
     logits = leaves[0] if len(leaves) == 1 else None
     if logits is None or logits.ndim < 2 or not jnp.issubdtype(logits.dtype, jnp.floating):
-        shapes = ", ".join(f"{one.dtype}{list(one.shape)}" for one in leaves)
+        shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
         raise TPUModelError(
-            f"{type(model.module).__name__} gives {shapes}, which is neither a loss nor logits; "
-            "say how it is trained: compile_for(…, loss=lambda outputs, batch: …)."
+            f"{type(model.module).__name__} returns {shapes}, which is neither a loss nor logits; "
+            "give a loss: compile_for(…, loss=lambda outputs, batch: …)."
         )
     if "targets" in batch:
         return batch
@@ -152,8 +159,8 @@ def _output_shapes(model: TorchModel, batch: dict[str, jax.ShapeDtypeStruct]) ->
     return jax.eval_shape(run, variables, batch)
 
 
-def _settings_on(settings: TorchTPUConfig, where: Slice) -> Any:
-    """Return the settings for a slice's chip, whose own capacity then counts."""
+def _settings_on(settings: TorchTPUConfig, where: Slice) -> TPUConfig:
+    """Return the settings for a slice's chip, with that chip's memory."""
     kept = {
         name: getattr(settings, name)
         for name in settings.model_fields_set

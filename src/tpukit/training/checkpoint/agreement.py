@@ -1,8 +1,8 @@
-"""How the processes of a save wait for each other, and how a failure of one reaches all.
+"""Barriers of the processes of a save, which pass the failure of one process on to all.
 
-Orbax lets processes meet at barriers, at which the others wait for the whole time-out when one of
-them could not write. The meetings here go through the coordination service's key-value store, where
-a process can report its failure instead of its arrival. Threads may use them at any time.
+At Orbax's own barriers the other processes wait for the full time-out when one could not write. The
+barriers here use the coordination service's key-value store, where a process can report its failure
+instead of its arrival. Any thread may use them.
 """
 
 import jax
@@ -17,12 +17,12 @@ _ARRIVED = "arrived"
 def raise_together(
     error: TPUError | None, *, elsewhere: str, refusal: type[TPUError] = TPUCheckpointError
 ) -> None:
-    """Raise on every process if any process has an error; every process must ask.
+    """Raise on every process if any process has an error; every process must call it.
 
     Args:
         error: The error of this process.
-        elsewhere: What to report where only another process has one.
-        refusal: The error for that report, unless it is a failure of the storage.
+        elsewhere: The message on processes without an error of their own.
+        refusal: The class of that error, unless the storage failed.
     """
     own = _GOOD if error is None else _STORAGE if isinstance(error, TPUStorageError) else _REFUSED
     worst = smallest_of_all(own)
@@ -32,31 +32,31 @@ def raise_together(
         raise (TPUStorageError if worst == _STORAGE else refusal)(elsewhere)
 
 
-class SaveMeetings:
-    """The points of one save after another at which all processes must have arrived."""
+class SaveBarriers:
+    """The barriers of one save after another."""
 
     def __init__(self) -> None:
         self._folder = ""
-        self._meeting = 0
+        self._barrier = 0
 
     def begin(self, number: int) -> None:
-        """Begin the meetings of a save.
+        """Begin the barriers of a save.
 
         Args:
-            number: The same on all processes, and never used before in this job.
+            number: The same on all processes, and not used before in this job.
         """
         if jax.process_count() == 1:
             return
         if self._folder and jax.process_index() == 0:
             coordination_client().key_value_delete(self._folder)
-        self._folder, self._meeting = f"tpukit/saves/{number}/", 0
+        self._folder, self._barrier = f"tpukit/saves/{number}/", 0
 
-    def meet(self, *, timeout_ms: int, key: str = "") -> None:
+    def wait(self, *, timeout_ms: int, key: str = "") -> None:
         """Return when all processes have arrived.
 
         Args:
-            timeout_ms: How long to wait for them.
-            key: The name that Orbax has for the meeting; meetings are counted here.
+            timeout_ms: How long to wait for the others.
+            key: Orbax's name of the barrier; unused, because barriers are counted here.
 
         Raises:
             TPUStorageError: A process has failed.
@@ -65,7 +65,7 @@ class SaveMeetings:
         if jax.process_count() == 1:
             return
         self._report(_ARRIVED)
-        folder, self._meeting = f"{self._folder}{self._meeting}", self._meeting + 1
+        folder, self._barrier = f"{self._folder}{self._barrier}", self._barrier + 1
         if jax.process_index() == 0:
             reports = (
                 _wait_for(f"{folder}/{process}", timeout_ms)
@@ -80,17 +80,17 @@ class SaveMeetings:
             raise TPUStorageError(verdict)
 
     def fail(self, reason: str) -> None:
-        """Let no other process wait for this one, which cannot finish the save."""
+        """Report to the other processes that this one cannot finish the save."""
         if jax.process_count() == 1:
             return
-        said = f"process {jax.process_index()} failed: {reason}"
+        message = f"process {jax.process_index()} failed: {reason}"
         if jax.process_index() == 0:
-            _set(f"{self._folder}{self._meeting}/verdict", said)
+            _set(f"{self._folder}{self._barrier}/verdict", message)
         else:
-            self._report(said)
+            self._report(message)
 
-    def _report(self, said: str) -> None:
-        _set(f"{self._folder}{self._meeting}/{jax.process_index()}", said)
+    def _report(self, message: str) -> None:
+        _set(f"{self._folder}{self._barrier}/{jax.process_index()}", message)
 
 
 def _set(key: str, value: str) -> None:

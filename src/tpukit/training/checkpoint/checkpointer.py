@@ -1,4 +1,4 @@
-"""Save and restore training states so that a crash at any moment costs steps and never the run."""
+"""Saving and restoring of training states; a crash loses steps but never the run."""
 
 import logging
 import os
@@ -6,8 +6,7 @@ import shlex
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,32 +26,15 @@ from .named_arrays import (
     shardings_of,
     tree_like,
 )
-from .orbax_arrays import OrbaxArrays
-from .pinned_memory import PinnedMemory
+from .orbax_arrays import OrbaxArrays, PinnedMemory
 from .record import Record, plain_json
-from .result import Checkpoint, Verification
-from .saved_arrays import SavedArrays
-from .verification import verify
+from .restored import Checkpoint, SavedArrays, SavedItem
+from .verification import Verification, verify
 from .writer import IO_ERRORS, CheckpointWriter, first_line, is_storage_failure
 
 logger = logging.getLogger(__name__)
 
-NONE = -1  # what processes say to each other when there is no step
-
-
-@dataclass(frozen=True)
-class SavedItem:
-    """One item of the checkpoint of a step, not read yet.
-
-    Attributes:
-        step: The step.
-        arrays: The item's arrays.
-        items: Names of all items of the checkpoint.
-    """
-
-    step: int
-    arrays: SavedArrays
-    items: tuple[str, ...]
+NO_STEP = -1  # exchanged between processes
 
 
 class TPUCheckpointer:
@@ -65,15 +47,15 @@ class TPUCheckpointer:
     ```
 
     In a job of several processes every process makes the same calls. A checkpoint counts only
-    when all of it is written; older ones are deleted only after that.
+    when all processes have written their part; older ones are deleted only after that.
 
     Args:
-        checkpoint_dir: A folder or a gs:// address of this run's own.
+        checkpoint_dir: A folder or a gs:// address, for this run only.
         max_to_keep: How many of the newest to keep; None keeps all.
         async_checkpointing: Whether `save` returns as soon as the arrays are copied from the
             devices, while they are written in the background.
-        read_at_once_bytes: How much of a restore may be in host memory at any time, on its way to
-            the devices; at least the largest array is.
+        read_at_once_bytes: How much of a restore may be in host memory at any time; never less than
+            the largest array.
     """
 
     def __init__(
@@ -97,19 +79,19 @@ class TPUCheckpointer:
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """The folder or gs:// address of the checkpoints."""
         return os.fspath(self._directory.path)
 
     @property
     def blocked_s(self) -> float:
-        """How long `save` and `wait` have kept the caller waiting so far (measured)."""
+        """Seconds that callers have waited in `save` and `wait` so far (measured)."""
         return self._blocked_s
 
     def reserve(self) -> None:
         """Become the writer of the folder now, rather than at the first save.
 
         Raises:
-            TPUCheckpointError: Another process writes there, or it cannot be written.
+            TPUCheckpointError: Another process writes there, or the folder is not writable.
         """
         problem: TPUCheckpointError | None = None
         if jax.process_index() == 0:
@@ -118,14 +100,15 @@ class TPUCheckpointer:
             except TPUCheckpointError as error:
                 problem = error
         raise_together(
-            problem, elsewhere=f"Process 0 cannot write to {self.directory}; its error says why."
+            problem,
+            elsewhere=f"Process 0 cannot write to {self.directory}; its error has the reason.",
         )
 
     def prepare(self, **items: PyTree) -> None:
-        """Make ready, in the background, what the first save of such arrays would wait for.
+        """Allocate, in the background, memory that the first save would otherwise wait for.
 
         Args:
-            **items: What `save` will be given, or `jax.ShapeDtypeStruct`s with shardings.
+            **items: The arrays of that save, or `jax.ShapeDtypeStruct`s with shardings.
         """
         if PinnedMemory.is_wanted():
             self._pinned = PinnedMemory(items)
@@ -142,21 +125,21 @@ class TPUCheckpointer:
     ) -> None:
         """Save pytrees of arrays as the checkpoint of `step`.
 
-        An earlier save that is still being written is waited for first, and its failure is
-        raised here. The arrays may be donated or overwritten as soon as this returns.
+        Waits for an earlier save that is still being written, and raises its failure. The arrays
+        may be donated or overwritten as soon as `save` returns.
 
         Args:
-            step: How many steps have been taken.
+            step: The number of steps taken.
             params: The parameters.
             opt_state: The optimizer's state.
-            data: Where this process's data stream stands, as plain data.
-            metadata: Anything else to keep, as plain data.
+            data: Position of this process's data stream, as plain data.
+            metadata: Any other plain data to keep.
             **items: More pytrees by name (a random key, a model state).
 
         Raises:
             TPUCheckpointError: The folder belongs to another run, or the step is already saved.
-            TPUStorageError: This save, or the one before it, could not be written. Checkpoints
-                that were good before still are, and the next save may succeed.
+            TPUStorageError: This save or the one before it could not be written. Earlier
+                checkpoints are still good, and the next save may succeed.
         """
         started = time.monotonic()
         self._writer.wait_for_all()
@@ -182,7 +165,7 @@ class TPUCheckpointer:
         """Return when the last save is complete.
 
         Raises:
-            TPUStorageError: It could not be written.
+            TPUStorageError: The save could not be written.
         """
         started = time.monotonic()
         self._writer.wait_for_all()
@@ -191,18 +174,17 @@ class TPUCheckpointer:
     def restore(
         self, step: int | None = None, *, like: Mapping[str, PyTree] | None = None
     ) -> Checkpoint:
-        """Read a checkpoint, after comparing its files with what was written.
+        """Read a checkpoint after verifying its files.
 
         Args:
-            step: Which one; by default the newest that is good. Newer ones that are half-written
-                or damaged are skipped, and the log says why.
-            like: The items to restore, each a pytree of arrays or `jax.ShapeDtypeStruct`s whose
-                shardings say where the arrays go: any mesh, any number of devices. Without it,
-                every item comes as numpy arrays in dicts and lists.
+            step: The checkpoint's step; by default the newest good one. Unfinished or damaged
+                checkpoints are skipped, and the log has the reason.
+            like: The items to restore, each a pytree of arrays or `jax.ShapeDtypeStruct`s. The
+                arrays are restored onto their shardings, on any mesh. Without `like`, every item
+                is restored as numpy arrays in dicts and lists.
 
         Raises:
-            TPUCheckpointError: There is no good checkpoint, the step asked for is not good, or
-                it is of another model.
+            TPUCheckpointError: There is no good checkpoint, or it is of another model.
         """
         self._writer.wait_for_all()
         wanted = {name: describe_tree(tree, item=name) for name, tree in (like or {}).items()}
@@ -229,14 +211,14 @@ class TPUCheckpointer:
         )
 
     def open(self, step: int | None = None, *, item: str = "params") -> SavedItem:
-        """Find a checkpoint as `restore` does, and read each array of an item when it is asked for.
+        """Find a checkpoint as `restore` does, without reading arrays until they are accessed.
 
         Args:
-            step: Which one; by default the newest that is good.
-            item: What of it.
+            step: The checkpoint's step; by default the newest good one.
+            item: Name of the item.
 
         Raises:
-            TPUCheckpointError: There is no good checkpoint, or it holds no such item.
+            TPUCheckpointError: There is no good checkpoint, or it has no such item.
         """
         self._writer.wait_for_all()
         chosen = self._newest({item}, {}) if step is None else self._checked(step, {item})
@@ -252,29 +234,29 @@ class TPUCheckpointer:
         return SavedItem(chosen, SavedArrays(saved[item], read), tuple(saved))
 
     def steps(self) -> list[int]:
-        """The steps whose checkpoints are complete, oldest first."""
+        """Return the steps with complete checkpoints, oldest first."""
         return self._directory.steps()
 
     def latest_step(self) -> int | None:
-        """The newest step whose checkpoint is complete, or None."""
+        """Return the newest step with a complete checkpoint, or None."""
         return next(reversed(self.steps()), None)
 
     def verify(self, step: int) -> Verification:
-        """Compare every file of a checkpoint with what was written; change and raise nothing."""
+        """Compare every file of a checkpoint with its record; nothing is changed or raised."""
         return verify(self._directory, _checked_step(step))
 
     def discard_newer(self, step: int) -> None:
-        """Delete the checkpoints after `step`: training goes back to it and takes another path."""
+        """Delete the checkpoints after `step`, so that training can go another way from there."""
         self._writer.wait_for_all()
         if jax.process_index() == 0:
             self._directory.take()
-            self._directory.remove([found for found in self.steps() if found > step])
-        smallest_of_all(0)  # nobody saves before they are gone
+            self._directory.remove([newer for newer in self.steps() if newer > step])
+        smallest_of_all(0)  # no process saves before they are deleted
 
     def close(self) -> None:
-        """Finish the last save and let others write to the folder."""
+        """Finish the last save, and let another process write to the folder."""
         try:
-            self._writer.wait()  # of this process alone: the others may be gone by now
+            self._writer.wait()  # for this process alone, because the others may have ended
         finally:
             if self._pinned is not None:
                 self._pinned.wait()
@@ -285,26 +267,21 @@ class TPUCheckpointer:
     def __enter__(self) -> "TPUCheckpointer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _checked(self, step: int, items: set[str] | None) -> int:
-        """The step, when its checkpoint is good."""
-        found = self._verify_together(_checked_step(step), items)
-        if found.problem is None:
+        """Return the step if its checkpoint is good; raise otherwise."""
+        verified = self._verify_together(_checked_step(step), items)
+        if verified.good:
             return step
         raise TPUCheckpointError(
-            f"Step {step} in {self.directory} cannot be restored: {found.problem}. "
-            f"{self._which_are_there()}"
+            f"Step {step} in {self.directory} cannot be restored: {verified.problem}. "
+            f"{self._complete_steps()}"
         )
 
     def _newest(self, items: set[str] | None, skipped: dict[int, str]) -> int:
-        """The newest step whose checkpoint is good; the others go to `skipped`."""
+        """Return the newest step with a good checkpoint; add the others to `skipped`."""
         for step in reversed(self._directory.found_steps()):
             if reason := self._directory.unfinished(step):
                 skipped[step] = reason
@@ -312,21 +289,21 @@ class TPUCheckpointer:
         before: int | None = None
         while True:
             below = [step for step in self.steps() if before is None or step < before]
-            step = smallest_of_all(below[-1] if below else NONE)
-            if step == NONE:
-                raise TPUCheckpointError(self._none_is_good(skipped))
-            found = self._verify_together(step, items)
-            if found.problem is None:
+            step = smallest_of_all(below[-1] if below else NO_STEP)
+            if step == NO_STEP:
+                raise TPUCheckpointError(self._no_good_checkpoint(skipped))
+            problem = self._verify_together(step, items).problem
+            if problem is None:
                 return step
             before = step
-            self._directory.damaged[step] = skipped[step] = found.problem
-            logger.warning("Skipping the checkpoint of step %d: %s", step, found.problem)
+            self._directory.damaged[step] = skipped[step] = problem
+            logger.warning("Skipping the checkpoint of step %d: %s", step, problem)
 
     def _verify_together(self, step: int, items: set[str] | None) -> Verification:
         share = (jax.process_index(), jax.process_count())
         own = verify(self._directory, step, items=items, share=share, may_raise=True)
         if smallest_of_all(0 if own.problem else 1) == 0 and own.problem is None:
-            return replace(own, problem="another process found it damaged; its log says how")
+            return replace(own, problem="another process found it damaged; its log has the details")
         return own
 
     def _read(
@@ -334,39 +311,43 @@ class TPUCheckpointer:
     ) -> dict[str, Any]:
         folder = self._directory.folder(step)
         if like is None:
-            found = self._arrays.load(folder, saved, {name: {} for name in saved})
-            return {name: nested(shapes, found[name]) for name, shapes in saved.items()}
+            arrays = self._arrays.load(folder, saved, {name: {} for name in saved})
+            return {name: nested(shapes, arrays[name]) for name, shapes in saved.items()}
         shardings = {name: shardings_of(tree, item=name) for name, tree in like.items()}
-        found = self._arrays.load(folder, {name: saved[name] for name in like}, shardings)
-        return {name: tree_like(tree, found[name], item=name) for name, tree in like.items()}
+        arrays = self._arrays.load(folder, {name: saved[name] for name in like}, shardings)
+        return {name: tree_like(tree, arrays[name], item=name) for name, tree in like.items()}
 
     @contextmanager
     def _reading(self, step: int) -> Generator[None]:
-        """Turn what storage raises into a sentence about this checkpoint."""
+        """Turn errors of the storage into tpukit's errors about this checkpoint."""
         try:
             yield
         except IO_ERRORS as error:
             kind = TPUStorageError if is_storage_failure(error) else TPUCheckpointError
             raise kind(
                 f"Step {step} in {self.directory} could not be read: {first_line(error)}. "
-                f"{self._which_are_there()}"
+                f"{self._complete_steps()}"
             ) from error
 
-    def _none_is_good(self, skipped: Mapping[int, str]) -> str:
+    def _no_good_checkpoint(self, skipped: Mapping[int, str]) -> str:
         if not skipped:
             return f"There is no checkpoint in {self.directory}."
-        found = "; ".join(f"step {step}: {reason}" for step, reason in list(skipped.items())[:3])
+        problems = "; ".join(f"step {step}: {reason}" for step, reason in list(skipped.items())[:3])
         folder = self.directory.rstrip("/")
         move = "gcloud storage mv" if "://" in folder else "mv"
         return (
-            f"No checkpoint in {folder} is good ({found}). Put an undamaged copy of one of them "
-            "back, or begin at step 1 again after moving them away: "
+            f"No checkpoint in {folder} is good ({problems}). Put an undamaged copy of one of them "
+            "back, or move them away to begin at step 1 again: "
             f"{move} {shlex.quote(folder)} {shlex.quote(f'{folder}.damaged')}"
         )
 
-    def _which_are_there(self) -> str:
+    def _complete_steps(self) -> str:
         steps = self.steps()
-        return f"Complete ones: {', '.join(map(str, steps))}." if steps else "None is complete."
+        return (
+            f"Complete ones: {', '.join(map(str, steps))}."
+            if steps
+            else "No checkpoint is complete."
+        )
 
 
 def _checked_step(step: int) -> int:

@@ -1,4 +1,4 @@
-"""The folder that holds a run's checkpoints: which are whole, which are left-overs, who writes."""
+"""A run's checkpoint folder: complete checkpoints, unfinished ones, and its one writer."""
 
 import logging
 import os
@@ -11,19 +11,25 @@ from etils import epath
 from ...errors import TPUCheckpointError, TPUStorageError, TPUValidationError
 from ...runtime.writer_lock import WriterLock
 from . import record
-from .files import check_bucket, file_sizes, forget_listings, in_bucket, remove_folder
-from .record import Record
+from .record import (
+    Record,
+    check_bucket,
+    file_sizes,
+    forget_listings,
+    in_bucket,
+    remove_folder,
+)
 
 logger = logging.getLogger(__name__)
 
-# Says that the folder is ours; the process that writes to it holds a lock on it.
+# Marks a folder of tpukit; the process that writes to the folder holds a lock on this file.
 MARK = ".tpukit-writer"
-# How Orbax names what it has not committed yet.
+# Part of the name that Orbax gives to a folder before it commits it.
 UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 class CheckpointDirectory:
-    """Checkpoints in a folder or bucket, one sub-folder a step, named by its number."""
+    """Checkpoints in a folder or bucket, one subfolder per step, named by its number."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path)
@@ -35,40 +41,40 @@ class CheckpointDirectory:
         self._lock: WriterLock | None = None
         self._taken = False
         self._reached = False
-        # Complete, and yet found to be not what was written, with the reason.
+        # Steps with complete checkpoints that failed verification, with the reason.
         self.damaged: dict[int, str] = {}
 
     def folder(self, step: int) -> epath.Path:
-        """Where the checkpoint of a step is."""
+        """Return the folder of a step's checkpoint."""
         return self.path / str(step)
 
     def found_steps(self) -> list[int]:
-        """Every step that has a folder, finished or not, oldest first."""
+        """Return every step that has a folder, finished or not, oldest first."""
         names = self._names()
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def steps(self) -> list[int]:
-        """Every step whose checkpoint was finished, oldest first."""
+        """Return every step with a finished checkpoint, oldest first."""
         return [step for step in self.found_steps() if self.unfinished(step) is None]
 
     def good_steps(self) -> list[int]:
-        """Every finished step not known to be damaged, oldest first."""
+        """Return every finished step that is not known to be damaged, oldest first."""
         return [step for step in self.steps() if step not in self.damaged]
 
     def unfinished(self, step: int) -> str | None:
-        """Why a step's checkpoint does not count, or None when all its records are there."""
+        """Return why a step's checkpoint is not complete, or None if all its records exist."""
         folder = self.folder(step) / record.FOLDER
         forget_listings(folder)
         if not self.folder(step).exists():
-            return "it is not there"
+            return "it does not exist"
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
         return record.missing_records(names)
 
     def records(self, step: int) -> list[Record]:
-        """The records of all processes that wrote a checkpoint, by process.
+        """Return the records of all processes that wrote a checkpoint, by process.
 
         Raises:
-            TPUCheckpointError: One is damaged or missing.
+            TPUCheckpointError: A record is damaged or missing.
         """
         if reason := self.unfinished(step):
             raise TPUCheckpointError(reason)
@@ -76,26 +82,26 @@ class CheckpointDirectory:
         return [Record.read(path) for path in paths if record.NAME.fullmatch(path.name)]
 
     def sizes(self, step: int) -> dict[str, int]:
-        """The files Orbax wrote for a step, with their sizes in bytes."""
-        own = f"{record.FOLDER}/"
-        found = file_sizes(self.folder(step))
-        return {name: size for name, size in sorted(found.items()) if not name.startswith(own)}
+        """Return the sizes in bytes of the files that Orbax wrote for a step."""
+        records = f"{record.FOLDER}/"
+        sizes = sorted(file_sizes(self.folder(step)).items())
+        return {name: size for name, size in sizes if not name.startswith(records)}
 
     def take(self) -> None:
-        """Become the one process that writes here, until `release()` or the process ends.
+        """Become the only process that writes here, until `release()` or the process ends.
 
         Raises:
-            TPUCheckpointError: Another one does, the folder holds what tpukit did not write, or
-                it cannot be written.
+            TPUCheckpointError: Another process writes here, the folder contains checkpoints that
+                tpukit did not write, or it cannot be written.
         """
         if self._taken:
             return
-        found = self.found_steps()
+        steps = self.found_steps()
         mark = self.path / MARK
-        if not mark.exists() and (foreign := [step for step in found if self.unfinished(step)]):
+        if not mark.exists() and (foreign := [step for step in steps if self.unfinished(step)]):
             raise TPUCheckpointError(
-                f"{self.path} holds folders that tpukit did not write ({foreign[0]}); give the "
-                "checkpoints a folder of their own."
+                f"{self.path} contains folders that tpukit did not write ({foreign[0]}); give the "
+                "checkpoints another folder."
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -105,22 +111,22 @@ class CheckpointDirectory:
                 lock = WriterLock(Path(mark))
                 lock.take(
                     what=f"The checkpoint folder {self.path}",
-                    instead="end that run, close() that checkpointer, or give this run a folder "
-                    "of its own.",
+                    instead="end that run, close() that checkpointer, or give this run another "
+                    "folder.",
                 )
                 self._lock = lock
         except TPUValidationError as error:
             raise TPUCheckpointError(str(error)) from None
         except OSError as error:
-            kind = TPUStorageError if found else TPUCheckpointError  # it could be written before
+            kind = TPUStorageError if steps else TPUCheckpointError  # it was writable before
             raise kind(
                 f"Checkpoints cannot be written to {self.path}: {error.strerror or error}. Choose "
-                "a place this user may write to."
+                "a folder that this user may write to."
             ) from error
         self._taken = True
 
     def try_writing(self) -> None:
-        """Make and remove a folder with a file in it, to find out now what a save would meet.
+        """Write and remove a small file, to find out early whether a save can succeed.
 
         Raises:
             OSError: Nothing can be written here now.
@@ -130,12 +136,12 @@ class CheckpointDirectory:
         trial = self.path / f".{secrets.token_hex(4)}{UNFINISHED}"
         trial.mkdir()
         try:
-            (trial / "trial").write_text("a full disk makes files, and refuses what is in them")
+            (trial / "trial").write_text("a full disk creates files but refuses their content")
         finally:
             remove_folder(trial)
 
     def release(self) -> None:
-        """Let others write here."""
+        """Release the folder, so that another process may write here."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -144,13 +150,13 @@ class CheckpointDirectory:
     def remove(self, steps: Sequence[int]) -> None:
         """Delete the checkpoints of some steps."""
         for step in steps:
-            # Records first: if this process dies half-way, what is left does not count as whole.
+            # Records first, so that the rest does not count as complete if this process ends.
             remove_folder(self.folder(step) / record.FOLDER)
             remove_folder(self.folder(step))
             self.damaged.pop(step, None)
 
     def remove_unfinished(self) -> None:
-        """Delete what crashed or failed saves left behind; only the writer may."""
+        """Delete the remains of crashed or failed saves; only the writer may."""
         for name in self._names():
             if UNFINISHED in name:
                 logger.info("Removing a save that was never finished: %s", self.path / name)

@@ -1,4 +1,4 @@
-"""A pytree as named arrays and back, and how the arrays of two pytrees differ."""
+"""Conversion of pytrees to named arrays and back, and the differences of two pytrees."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,11 @@ import tensorstore
 from jax.sharding import Sharding
 from jax.tree_util import SequenceKey
 
+from ...annotations import PyTree
 from ...errors import TPUCheckpointError
 from ...parallel.sharding.trees import join_path, open_model
 
-# What a leaf was before it became an array: an array, a typed random key, or a plain number.
+# Kinds of leaves before they are written: arrays, typed random keys, and plain numbers.
 ARRAY, KEY = "array", "key"
 NUMBERS = {"bool": bool, "int": int, "float": float, "complex": complex}
 MOST_NAMED = 3
@@ -23,12 +24,12 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class LeafShape:
-    """What one array of a checkpoint is.
+    """The description of one array of a checkpoint.
 
     Attributes:
-        name: Its place in the tree, words joined by "/".
-        words: The same place word by word; a whole number is a place in a list.
-        shape: Its dimensions; of a random key, without the words of the key.
+        name: Its path in the tree, words joined by "/".
+        words: The path word by word; an integer is an index of a list.
+        shape: Its dimensions; for a random key, without those of the key data.
         dtype: Its element type, as numpy or jax name it.
         kind: "array", "key" (a typed random key), or the Python type of a plain number.
     """
@@ -41,27 +42,27 @@ class LeafShape:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no elements, so that nothing of it is written."""
+        """Whether it has no elements, so that it is not written."""
         return 0 in self.shape
 
     @property
     def n_bytes(self) -> int:
-        """Of its elements; a random key's words count as one."""
+        """Size of its elements; a random key counts as 4 bytes."""
         item = 4 if self.kind == KEY else jnp.dtype(self.dtype).itemsize
         return math.prod(self.shape) * item
 
     @property
-    def what(self) -> str:
-        """Shape and element type, for people."""
+    def description(self) -> str:
+        """Shape and element type as text."""
         return f"{self.shape} {self.dtype}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The leaf as plain data."""
+        """Return plain data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "LeafShape":
-        """Read what `to_dict` wrote."""
+        """Build from the output of `to_dict`."""
         return cls(
             name=saved["name"],
             words=tuple(saved["words"]),
@@ -71,8 +72,8 @@ class LeafShape:
         )
 
 
-def describe_tree(tree: Any, *, item: str) -> list[LeafShape]:
-    """What every leaf of a tree is, in the order of `jax.tree.leaves`.
+def describe_tree(tree: PyTree, *, item: str) -> list[LeafShape]:
+    """Return a description of every leaf of a tree, in the order of `jax.tree.leaves`.
 
     Raises:
         TPUCheckpointError: A leaf is neither array nor number, or two leaves share a name.
@@ -83,15 +84,15 @@ def describe_tree(tree: Any, *, item: str) -> list[LeafShape]:
     for leaf in described:
         if leaf.name in names:
             raise TPUCheckpointError(
-                f"Two arrays of '{item}' are both called '{leaf.name}'; a key that holds a '/' "
-                "or equals a number reads like a nested one: rename it."
+                f"Two arrays of '{item}' are both called '{leaf.name}'; rename keys that "
+                "contain a '/' or are numbers as text, because they look like nested keys."
             )
         names.add(leaf.name)
     return described
 
 
-def arrays_of(tree: Any, *, item: str) -> dict[str, Any]:
-    """The leaves of a tree by name, each as the array that is written."""
+def arrays_of(tree: PyTree, *, item: str) -> dict[str, Any]:
+    """Return the leaves of a tree by name, each as the array that is written."""
     values = jax.tree.leaves(open_model(tree).tree)
     shapes = describe_tree(tree, item=item)
     return {
@@ -101,8 +102,8 @@ def arrays_of(tree: Any, *, item: str) -> dict[str, Any]:
     }
 
 
-def shardings_of(tree: Any, *, item: str) -> dict[str, Sharding | None]:
-    """Where the leaves of a tree are, or shall be, by name; None is host memory."""
+def shardings_of(tree: PyTree, *, item: str) -> dict[str, Sharding | None]:
+    """Return the shardings of a tree's leaves by name; None is host memory."""
     values = jax.tree.leaves(open_model(tree).tree)
     shapes = describe_tree(tree, item=item)
     return {
@@ -111,8 +112,8 @@ def shardings_of(tree: Any, *, item: str) -> dict[str, Sharding | None]:
     }
 
 
-def tree_like(like: Any, arrays: Mapping[str, Any], *, item: str) -> Any:
-    """The tree `like` with its leaves taken from `arrays` by name."""
+def tree_like(like: PyTree, arrays: Mapping[str, Any], *, item: str) -> PyTree:
+    """Return the tree `like` with its leaves replaced by `arrays` of the same names."""
     opened = open_model(like)
     shapes = describe_tree(like, item=item)
     structure = jax.tree.structure(opened.tree)
@@ -120,7 +121,7 @@ def tree_like(like: Any, arrays: Mapping[str, Any], *, item: str) -> Any:
 
 
 def nested(shapes: Sequence[LeafShape], arrays: Mapping[str, Any]) -> Any:
-    """The arrays as dicts and lists, for whoever has no object to restore into."""
+    """Return the arrays as nested dicts and lists."""
     if [shape.words for shape in shapes] == [()]:
         return arrays[shapes[0].name]
     tree: dict[Any, Any] = {}
@@ -133,7 +134,7 @@ def nested(shapes: Sequence[LeafShape], arrays: Mapping[str, Any]) -> Any:
 
 
 def restored_leaf(shape: LeafShape, value: Any) -> Any:
-    """What a leaf was before it was written, from the array that was read."""
+    """Convert an array that was read to the kind of leaf that was written."""
     if shape.kind == KEY:
         return jax.random.wrap_key_data(value, impl=key_implementation(shape.dtype))
     if shape.kind in NUMBERS:
@@ -142,19 +143,19 @@ def restored_leaf(shape: LeafShape, value: Any) -> Any:
 
 
 def key_implementation(dtype: str) -> str:
-    """The generator's name in a key's element type: "key<fry>" is threefry's."""
+    """Return the generator of a random key's element type, e.g. of "key<fry>"."""
     tag = dtype.removeprefix("key<").removesuffix(">")
     known = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
     if tag not in known:
         raise TPUCheckpointError(
-            f"The checkpoint holds random keys of type '{dtype}', and only those of "
+            f"The checkpoint contains random keys of type '{dtype}', but only those of "
             f"{', '.join(known.values())} can be restored; save jax.random.key_data(key) instead."
         )
     return known[tag]
 
 
 def is_key(value: Any) -> bool:
-    """Whether a leaf is a typed random key."""
+    """Return whether a leaf is a typed random key."""
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -168,17 +169,17 @@ def _describe(path: Sequence[Any], leaf: Any, item: str) -> LeafShape:
         kind = type(leaf).__name__
         if kind not in NUMBERS:
             raise TPUCheckpointError(
-                f"'{item}' holds a {kind} at '{name or item}', and a checkpoint holds arrays and "
-                "numbers; take it out of the tree, or pass it in metadata=."
+                f"'{item}' contains a {kind} at '{name or item}', but a checkpoint contains only "
+                "arrays and numbers; remove it from the tree, or pass it in metadata=."
             )
         leaf = np.asarray(leaf)
     dtype = str(leaf.dtype)
     if kind == KEY:
-        key_implementation(dtype)  # refuse now what could not be restored later
+        key_implementation(dtype)  # refuse a key that could not be restored
     elif not _is_storable(dtype):
         raise TPUCheckpointError(
-            f"'{item}' holds {dtype} at '{name or item}', which the storage format does not know; "
-            "save it as a wider type (uint8) and convert it back after restoring."
+            f"'{item}' contains {dtype} at '{name or item}', which the storage format does not "
+            "support; save it as a wider type (uint8) and convert it back after restoring."
         )
     return LeafShape(name or item, words, tuple(leaf.shape), dtype, kind)
 
@@ -194,9 +195,9 @@ def _is_storable(dtype: str) -> bool:
 def _writable(value: Any) -> Any:
     if is_key(value):
         value = jax.random.key_data(value)
-    # An array that lives in each process separately is written by one of them, from host memory.
+    # An array that each process has on its own is written by one of them, from host memory.
     if not isinstance(value, jax.Array) or (jax.process_count() > 1 and value.is_fully_addressable):
-        return np.array(value)  # a copy: the owner may change it while it is being written
+        return np.array(value)  # a copy, because its owner may change it during the write
     return value
 
 
@@ -212,14 +213,14 @@ def _with_lists(tree: Any) -> Any:
 def difference(
     saved: Mapping[str, Sequence[LeafShape]], wanted: Mapping[str, Sequence[LeafShape]]
 ) -> str | None:
-    """How what was saved differs from what is wanted, item by item; None when it does not.
+    """Return how the saved arrays differ from the wanted ones, or None if they do not.
 
-    Only the items in `wanted` count: a checkpoint may hold more.
+    Only the items in `wanted` count; a checkpoint may contain more.
     """
     findings: list[str] = []
     for item, shapes in wanted.items():
         if item not in saved:
-            return f"it holds no '{item}', only {', '.join(saved) or 'nothing'}"
+            return f"it has no '{item}', only {', '.join(saved) or 'nothing'}"
         findings += _differences(item, saved[item], shapes)
     if not findings:
         return None
@@ -235,9 +236,12 @@ def _differences(item: str, saved: Sequence[LeafShape], wanted: Sequence[LeafSha
     for name in [*here, *(name for name in there if name not in here)]:
         path = item if name == item else f"{item}/{name}"
         if name not in there:
-            findings.append(f"{path} {here[name].what} is not in it")
+            findings.append(f"{path} {here[name].description} is missing in the checkpoint")
         elif name not in here:
-            findings.append(f"{path} {there[name].what} is only in it")
+            findings.append(f"{path} {there[name].description} is only in the checkpoint")
         elif (there[name].shape, there[name].dtype) != (here[name].shape, here[name].dtype):
-            findings.append(f"{path} is {there[name].what} in it and {here[name].what} here")
+            findings.append(
+                f"{path} is {there[name].description} in the checkpoint and "
+                f"{here[name].description} here"
+            )
     return findings

@@ -1,18 +1,54 @@
-"""Find out whether a checkpoint still is what was written."""
+"""Comparison of a checkpoint's files with the records of what was written."""
 
 import errno
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.text import Text
 
 from ...errors import TPUCheckpointError, TPUStorageError
-from ...runtime.storage import PASSING_ERRORS
+from ...runtime.files import PASSING_ERRORS
+from ...shown import Shown
 from .directory import CheckpointDirectory
-from .files import digests
-from .record import FileEntry
-from .result import Verification
+from .record import FileEntry, digests
 
-# Answers that say nothing about the files themselves; a sector that cannot be read does.
+# Errors of the storage that do not mean damaged files; an unreadable sector (EIO) does.
 PASSING = (PASSING_ERRORS | {errno.EACCES, errno.EPERM}) - {errno.EIO}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(Shown):
+    """The result of comparing a checkpoint with its records (origin: measured).
+
+    Attributes:
+        step: The checkpoint's step.
+        problem: The first difference, or None.
+        files: How many files this process compared.
+        size_bytes: Their size together.
+        elapsed_s: Duration of the comparison.
+    """
+
+    step: int
+    problem: str | None
+    files: int
+    size_bytes: int
+    elapsed_s: float
+    _facts = ("step", "good", "problem", "files", "size_bytes", "elapsed_s")
+
+    @property
+    def good(self) -> bool:
+        """Whether no difference was found."""
+        return self.problem is None
+
+    def __rich__(self) -> Text:
+        verdict = [("good", "")] if self.good else [("not good", "red"), (f": {self.problem}", "")]
+        return Text.assemble(
+            f"step {self.step}: ",
+            *verdict,
+            f" ({self.files} files, {self.size_bytes / 1e9:.3f} GB, "
+            f"{self.elapsed_s:.2f} s, measured)",
+        )
 
 
 def verify(
@@ -26,15 +62,15 @@ def verify(
     """Compare the files of a checkpoint with its records: all sizes, and the digests of a share.
 
     Args:
-        directory: Where it is.
-        step: Which one.
-        items: Digest only what these items need; by default everything.
+        directory: The checkpoint folder.
+        step: The checkpoint's step.
+        items: Digest only the files of these items; by default all.
         share: `(index, count)`: digest every count-th file, from the index-th on.
-        may_raise: Whether files that cannot be read at the moment are an error rather than a
-            problem of the checkpoint, which a restore would pass over and a save replace.
+        may_raise: Raise for files that cannot be read now. Otherwise the checkpoint counts as
+            damaged, so that a restore skips it and a save replaces it.
 
     Raises:
-        TPUStorageError: The files cannot be read at the moment.
+        TPUStorageError: The files cannot be read now.
     """
     started = time.monotonic()
     entries: dict[str, FileEntry] = {}
@@ -51,8 +87,8 @@ def verify(
     except (OSError, TPUCheckpointError) as error:
         if may_raise and isinstance(error, OSError) and error.errno in PASSING:
             raise TPUStorageError(
-                f"Step {step} in {directory.path} cannot be read now ({error.strerror}); whether "
-                "it is good is not known. Make the storage readable, and start again."
+                f"Step {step} in {directory.path} cannot be read now ({error.strerror}), so it "
+                "could not be verified. Make the storage readable, and start again."
             ) from error
         problem = str(error)
     return Verification(
@@ -65,7 +101,7 @@ def verify(
 
 
 def _is_needed(name: str, items: set[str] | None) -> bool:
-    # Files beside the items' folders belong to the checkpoint as a whole.
+    # Files beside the items' folders belong to all items.
     return items is None or "/" not in name or name.split("/", 1)[0] in items
 
 
@@ -75,15 +111,13 @@ def _wrong_size(recorded: Mapping[str, FileEntry], sizes: Mapping[str, int]) -> 
             return f"its file {name} is missing"
         if sizes[name] != entry.size_bytes:
             return (
-                f"its file {name} has {sizes[name]} bytes and was written with {entry.size_bytes}"
+                f"its file {name} has {sizes[name]} bytes, but was written with {entry.size_bytes}"
             )
     return None
 
 
-def _wrong_digest(entries: Mapping[str, FileEntry], found: Mapping[str, str]) -> str | None:
+def _wrong_digest(entries: Mapping[str, FileEntry], actual: Mapping[str, str]) -> str | None:
     for name, entry in entries.items():
-        if found[name] != entry.digest:
-            return (
-                f"its file {name} is not what was written: {found[name]}, recorded {entry.digest}"
-            )
+        if actual[name] != entry.digest:
+            return f"its file {name} has digest {actual[name]}, expected {entry.digest}"
     return None

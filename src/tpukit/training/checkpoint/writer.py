@@ -1,4 +1,4 @@
-"""Write checkpoints, in the background, so that one that was good before never is lost."""
+"""Writing of checkpoints in the background; a good checkpoint is never lost."""
 
 import contextlib
 import functools
@@ -20,28 +20,27 @@ from ...errors import TPUCheckpointError, TPUStorageError
 from ...runtime.multihost import said_by_first
 from .agreement import raise_together
 from .directory import CheckpointDirectory
-from .files import digests
 from .orbax_arrays import OrbaxArrays
-from .record import FileEntry, Record
+from .record import FileEntry, Record, digests
 
 logger = logging.getLogger(__name__)
 
 RECORDS_POLL_S = 0.2
 RECORDS_TIMEOUT_S = 600.0
-# How TensorStore quotes the file system: "…: Failed writing: … [os_error_code='28']".
+# TensorStore's text for an error of the file system: "…: Failed writing: … [os_error_code='28']".
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
-# What Orbax, TensorStore and the file system raise when a save or a restore fails.
+# Errors of Orbax, TensorStore and the file system when a save or a restore fails.
 IO_ERRORS = (OSError, ValueError, RuntimeError, TPUCheckpointError)
-# Packages whose own errors speak of a bucket.
-_REMOTE = ("gcsfs", "google", "aiohttp")
+# Packages that raise errors of a bucket.
+_BUCKET_PACKAGES = ("gcsfs", "google", "aiohttp")
 
 
 class CheckpointWriter:
-    """One save at a time: arrays, then digests and records, and only then old ones deleted.
+    """Writes one checkpoint at a time: arrays, then digests and records; then deletes old ones.
 
     Args:
-        directory: Where the checkpoints go.
-        arrays: What writes the arrays.
+        directory: The checkpoint folder.
+        arrays: Writes the arrays.
         max_to_keep: How many of the newest to keep; None keeps all.
     """
 
@@ -51,10 +50,10 @@ class CheckpointWriter:
         self._directory = directory
         self._arrays = arrays
         self._max_to_keep = max_to_keep
-        self._meetings = arrays.meetings
+        self._barriers = arrays.barriers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="tpukit-checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
-        # Whether this object wrote or restored what is in the directory: only then is it ours.
+        # Whether this object wrote or restored a checkpoint here; otherwise they are another run's.
         self.continues_run = False
         _writers_to_finish().add(self)
 
@@ -65,25 +64,25 @@ class CheckpointWriter:
             TPUStorageError: The storage failed, on this process or another one.
             TPUCheckpointError: The directory or the step must not be written to.
         """
-        self._meetings.begin(self._claim(record))
+        self._barriers.begin(self._claim(record))
         problem: TPUCheckpointError | None = None
         try:
             self._arrays.start_save(self._directory.folder(record.step), arrays)
         except Exception as error:  # noqa: BLE001  raised again, on all processes
-            self._meetings.fail(first_line(error))
+            self._barriers.fail(first_line(error))
             problem = self._failed(record.step, error)
         else:
             self._saving = (record.step, self._background.submit(self._finish, record))
         try:
             raise_together(problem, elsewhere=self._elsewhere(record.step))
         except TPUCheckpointError:
-            if problem is None:  # what this process has begun fails too, because it is not alone
+            if problem is None:  # this process's part fails with the others
                 with contextlib.suppress(TPUCheckpointError):
                     self.wait()
             raise
 
     def wait(self) -> None:
-        """Return when this process's part of the save is complete, or raise why it failed."""
+        """Return when this process's part of the save is complete; raise if it failed."""
         if self._saving is None:
             return
         step, future = self._saving
@@ -95,7 +94,7 @@ class CheckpointWriter:
             self._saving = None
 
     def wait_for_all(self) -> None:
-        """Return when the save is complete, or raise on all processes why it failed on any."""
+        """Return when the save is complete; raise on all processes if it failed on any."""
         if self._saving is None:
             return
         step, problem = self._saving[0], None
@@ -110,10 +109,10 @@ class CheckpointWriter:
         self._background.shutdown()
 
     def _claim(self, record: Record) -> int:
-        """Make the directory ready for this step, or refuse on every process.
+        """Prepare the directory for this step, or raise on every process.
 
         Returns:
-            A number that no other save of the job has, the same on every process.
+            A number of this save, the same on every process.
         """
         problem: TPUCheckpointError | None = None
         if record.process == 0:
@@ -137,17 +136,16 @@ class CheckpointWriter:
         return said_by_first(secrets.randbits(31))
 
     def _refuse_other_run(self, step: int) -> None:
-        found = self._directory.good_steps()
-        if found and not self.continues_run:
+        good = self._directory.good_steps()
+        if good and not self.continues_run:
             raise TPUCheckpointError(
-                f"{self._directory.path} holds checkpoints of another run, up to step "
-                f"{found[-1]}; restore() one to continue that run, or give this one a folder of "
-                "its own."
+                f"{self._directory.path} contains checkpoints of another run, up to step "
+                f"{good[-1]}; restore() one to continue that run, or give this run another folder."
             )
-        if step in found:
+        if step in good:
             raise TPUCheckpointError(
                 f"Step {step} is already saved in {self._directory.path}, and a good checkpoint "
-                f"is not overwritten; discard_newer({step - 1}) deletes it first."
+                f"is not overwritten; call discard_newer({step - 1}) to delete it first."
             )
 
     def _finish(self, record: Record) -> None:
@@ -156,19 +154,19 @@ class CheckpointWriter:
             folder = self._directory.folder(record.step)
             sizes = self._directory.sizes(record.step)
             share = list(sizes)[record.process :: record.processes]
-            found = digests(folder, share)
-            files = {name: FileEntry(sizes[name], found[name]) for name in share}
+            values = digests(folder, share)
+            files = {name: FileEntry(sizes[name], values[name]) for name in share}
             replace(record, files=files).write(folder)
-            self._meetings.meet(timeout_ms=int(RECORDS_TIMEOUT_S * 1000))
+            self._barriers.wait(timeout_ms=int(RECORDS_TIMEOUT_S * 1000))
         except BaseException as error:
-            self._meetings.fail(first_line(error))
+            self._barriers.fail(first_line(error))
             raise
         if record.process == 0:
             self._await_records(record.step)
             self._remove_old()
 
     def _await_records(self, step: int) -> None:
-        # All are written; storage that several hosts share may show them a little later.
+        # All records are written, but storage that hosts share may show them a little later.
         deadline = time.monotonic() + RECORDS_TIMEOUT_S
         while reason := self._directory.unfinished(step):
             if time.monotonic() > deadline:
@@ -180,50 +178,49 @@ class CheckpointWriter:
             return
         try:
             self._directory.remove(self._directory.good_steps()[: -self._max_to_keep])
-        except OSError as error:  # the new one is good; the next save tries again
+        except OSError as error:  # the new checkpoint is good; the next save tries again
             logger.warning("Older checkpoints could not be deleted: %s", error)
 
     def _failed(self, step: int, error: Exception) -> TPUCheckpointError:
         if jax.process_index() == 0:
-            # Room for the next one on a full disk. Orbax may still be writing: then the next
-            # save removes it.
+            # To free a full disk. If Orbax is still writing, the next save removes the rest.
             with contextlib.suppress(OSError):
                 self._directory.remove_unfinished()
         kind = TPUStorageError if is_storage_failure(error) else TPUCheckpointError
-        found = kind(
+        failure = kind(
             f"The checkpoint of step {step} could not be written to {self._directory.path}: "
-            f"{first_line(error)}. {self._left()}; free space or mend the storage, and save again."
+            f"{first_line(error)}. {self._left()}; free space or fix the storage, and save again."
         )
-        found.__cause__ = error
-        return found
+        failure.__cause__ = error
+        return failure
 
     def _elsewhere(self, step: int) -> str:
         return (
             f"The checkpoint of step {step} could not be written to {self._directory.path} by "
-            f"another process, and its log says why. {self._left()}."
+            f"another process; its log has the reason. {self._left()}."
         )
 
     def _left(self) -> str:
         try:
-            found = self._directory.good_steps()
+            good = self._directory.good_steps()
         except (OSError, TPUCheckpointError):
             return "Which steps are good cannot be read now"
-        return f"Step {found[-1]} is still good" if found else "No checkpoint is there yet"
+        return f"Step {good[-1]} is still good" if good else "There is no checkpoint yet"
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether the storage failed, and not the caller: then the same may succeed later."""
-    said = str(error)
+    """Return whether the storage failed and not the caller, so that a retry may succeed."""
+    text = str(error)
     return (
         isinstance(error, OSError | TPUStorageError)
-        or OS_ERROR_CODE.search(said) is not None
-        or "tensorstore" in said.lower()
-        or type(error).__module__.partition(".")[0] in _REMOTE
+        or OS_ERROR_CODE.search(text) is not None
+        or "tensorstore" in text.lower()
+        or type(error).__module__.partition(".")[0] in _BUCKET_PACKAGES
     )
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the pages TensorStore adds to it."""
+    """Return the first line of an error, without the pages that TensorStore adds."""
     if code := OS_ERROR_CODE.search(str(error)):
         return os.strerror(int(code[1]))
     if isinstance(error, OSError) and error.strerror:
@@ -233,10 +230,10 @@ def first_line(error: BaseException) -> str:
 
 @functools.cache
 def _writers_to_finish() -> "weakref.WeakSet[CheckpointWriter]":
-    """Writers whose saves are finished before the interpreter ends, also without close().
+    """Return the writers whose saves must finish before the interpreter ends, even without close().
 
-    Not by atexit: its functions run when the executors that Orbax writes with are already shut,
-    and the save would be lost. There is no public way to be called before that.
+    `atexit` would be too late: by then the executors that Orbax writes with are shut down, and the
+    save would be lost. Python has no public hook before that.
     """
     writers: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
 

@@ -1,4 +1,4 @@
-"""Training data: files, buckets, text or iterables as batches, in an order that can be resumed."""
+"""Training data: files, buckets, text or iterables as batches, in a resumable order."""
 
 from .inspection import Inspection as Inspection
 from .inspection import inspect_data as inspect_data

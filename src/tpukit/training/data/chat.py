@@ -1,4 +1,4 @@
-"""Conversations to tokens: what a chat template makes of them, and which parts are answers."""
+"""Conversations as tokens, through a chat template; only the answers are learned."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from ...errors import ConfigError, TPUValidationError
 from ...models.huggingface.chat import ChatTemplate, load_chat_template
 from ...runtime.progress import Counted, Progress
 from .documents import json_records
-from .token_writer import TokenWriter
+from .token_folder import TokenWriter
 from .tokenizer import Tokenizer
 
 ANSWERING = "assistant"
@@ -22,48 +22,48 @@ _MESSAGES = "messages"
 
 @dataclass(frozen=True)
 class WrittenConversations:
-    """What `write_conversations` found.
+    """Counts of `write_conversations`.
 
     Attributes:
-        untold: Answers that are not learnt; see `Conversation.untold`.
-        ends: The special tokens that end answers, with which a model says that it is done.
+        skipped_answers: Answers that are not learned; see `Conversation.skipped_answers`.
+        ends: The special tokens that end answers.
     """
 
-    untold: int
+    skipped_answers: int
     ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as its template writes it.
+    """A conversation as text, in the format of a chat template.
 
     Attributes:
-        text: All of it.
-        answers: From where to where in the text the model speaks, the end of its turn included.
-        untold: Answers that the template writes otherwise once more is said after them (it leaves
-            out what was thought, say), which are not learnt.
+        text: The full conversation.
+        answers: Start and end of each answer in the text, the end-of-turn token included.
+        skipped_answers: Answers that the template changes when messages follow, for example by
+            removing reasoning; they are not learned.
     """
 
     text: str
     answers: tuple[tuple[int, int], ...]
-    untold: int
+    skipped_answers: int
 
     def parts(self) -> list[tuple[str, bool]]:
-        """Its text in pieces, and whether each is an answer."""
+        """Return the text in parts, each with whether it is an answer."""
         edges = [0, *itertools.chain.from_iterable(self.answers), len(self.text)]
         pairs = itertools.pairwise(edges)
         return [(self.text[a:b], bool(n % 2)) for n, (a, b) in enumerate(pairs) if b > a]
 
 
 def template_of(tokenizer: str | Path | Tokenizer | None) -> ChatTemplate:
-    """The chat template beside a tokenizer.
+    """Load the chat template from a tokenizer's folder.
 
     Raises:
-        ConfigError: The tokenizer is no file that something could stand beside.
+        ConfigError: The tokenizer is not a file or folder.
     """
     if not isinstance(tokenizer, str | Path) or str(tokenizer) == "bytes":
         raise ConfigError(
-            "a conversation is written by the chat template beside a tokenizer.json; give "
+            "conversations need a chat template from the folder of a tokenizer.json; give "
             "--tokenizer FOLDER of an instruction-tuned model."
         )
     path = Path(tokenizer).expanduser()
@@ -78,31 +78,32 @@ def write_conversations(
     key: str,
     progress: Progress,
 ) -> WrittenConversations:
-    """Write every conversation as a document whose answers alone are learnt.
+    """Write every conversation as a document of which only the answers are learned.
 
-    Each part is made into tokens by itself, as a prompt and what follows it are when a model
-    answers.
+    Each part is tokenized by itself, as prompt and answer are during generation.
     """
     ends: dict[int, None] = {}
-    total, done, untold = sum(path.stat().st_size for path in paths), 0, 0
+    total, done, skipped_answers = sum(path.stat().st_size for path in paths), 0, 0
     for batch in _batches(paths):
-        told = render_conversations(template, [_messages(*one, key) for one in batch])
-        for conversation, (_, _, size) in zip(told, batch, strict=True):
+        rendered = render_conversations(
+            template, [_messages(record, where, key) for record, where, _ in batch]
+        )
+        for conversation, (_, _, size) in zip(rendered, batch, strict=True):
             parts = conversation.parts()
             for tokens, (_, answer) in zip(
                 tokenizer.encode_batch([text for text, _ in parts]), parts, strict=True
             ):
-                writer.add(tokens, learnt=answer)
+                writer.add(tokens, learned=answer)
                 if answer and (end := _end_of_turn(tokens, tokenizer)) is not None:
                     ends[end] = None
             writer.end_document()
-            done, untold = done + size, untold + conversation.untold
+            done, skipped_answers = done + size, skipped_answers + conversation.skipped_answers
         progress(Counted(f"{writer.num_tokens:,} tokens", done=done, total=total))
-    return WrittenConversations(untold, tuple(ends))
+    return WrittenConversations(skipped_answers, tuple(ends))
 
 
 def _end_of_turn(tokens: np.ndarray, tokenizer: Tokenizer) -> int | None:
-    """Return the special token after which an answer holds white space alone; None without one."""
+    """Return the last special token of an answer, if only white space follows it."""
     special: frozenset[int] = getattr(tokenizer, "special_tokens", frozenset())
     for number in range(len(tokens) - 1, -1, -1):
         if int(tokens[number]) in special:
@@ -115,9 +116,9 @@ def _end_of_turn(tokens: np.ndarray, tokenizer: Tokenizer) -> int | None:
 def render_conversations(
     template: ChatTemplate, conversations: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[Conversation]:
-    """Each conversation as the template writes it, and where its answers are.
+    """Return each conversation in the template's format, with the positions of its answers.
 
-    An answer is what the template adds to the conversation before it, asked to let the model speak.
+    An answer is the text that the template adds to the preceding messages and generation prompt.
     """
     wanted: list[tuple[Sequence[Mapping[str, Any]], bool]] = []
     for messages in conversations:
@@ -125,21 +126,21 @@ def render_conversations(
         for number in _answers(messages):
             wanted += [(messages[:number], True), (messages[: number + 1], False)]
     texts = iter(template.render_all(wanted))
-    found: list[Conversation] = []
+    rendered: list[Conversation] = []
     for messages in conversations:
-        whole, answers, untold = next(texts), list[tuple[int, int]](), 0
+        full, answers, skipped_answers = next(texts), list[tuple[int, int]](), 0
         for _ in _answers(messages):
             before, after = next(texts), next(texts)
-            if after.startswith(before) and whole.startswith(after):
+            if after.startswith(before) and full.startswith(after):
                 answers.append((len(before), len(after)))
             else:
-                untold += 1
-        found.append(Conversation(whole, tuple(answers), untold))
-    return found
+                skipped_answers += 1
+        rendered.append(Conversation(full, tuple(answers), skipped_answers))
+    return rendered
 
 
 def _answers(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [number for number, one in enumerate(messages) if one["role"] == ANSWERING]
+    return [number for number, message in enumerate(messages) if message["role"] == ANSWERING]
 
 
 def _batches(paths: Sequence[Path]) -> Iterator[list[tuple[Any, str, int]]]:
@@ -148,28 +149,27 @@ def _batches(paths: Sequence[Path]) -> Iterator[list[tuple[Any, str, int]]]:
         yield batch
 
 
-def _messages(record: Any, where: str, size: int, key: str) -> list[dict[str, Any]]:
-    del size
-    found: Any = cast("dict[str, Any]", record).get(key) if isinstance(record, dict) else record
-    messages: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
+def _messages(record: Any, where: str, key: str) -> list[dict[str, Any]]:
+    value: Any = cast("dict[str, Any]", record).get(key) if isinstance(record, dict) else record
+    messages: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
     good = messages and all(
-        isinstance(one, dict) and isinstance(cast("dict[str, Any]", one).get("role"), str)
-        for one in messages
+        isinstance(message, dict) and isinstance(cast("dict[str, Any]", message).get("role"), str)
+        for message in messages
     )
     if not good:
         raise TPUValidationError(
             f"{where} has no list of messages with roles under '{key}': expected "
             '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}. '
-            "Another name is --text-key's to say."
+            "Give another field name with --text-key."
         )
     if not _answers(messages):
         raise TPUValidationError(
-            f"{where} has no message of the role '{ANSWERING}', so there is nothing to learn from "
+            f"{where} has no message of the role '{ANSWERING}', so nothing can be learned from "
             "it; remove the line."
         )
     return messages
 
 
 def messages_key(text_key: str) -> str:
-    """The field with the messages: what was named, or its usual name."""
+    """Return the field of the messages; "messages" unless `text_key` was given."""
     return _MESSAGES if text_key == "text" else text_key

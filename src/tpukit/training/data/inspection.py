@@ -1,4 +1,4 @@
-"""What is in a data set, counted token by token: what `tpukit data inspect` shows."""
+"""Statistics of a data set, counted token by token: the output of `tpukit data inspect`."""
 
 import dataclasses
 import hashlib
@@ -13,6 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import TPUValidationError
+from ...pages.charts import BarPiece, stacked_bar
+from ...pages.frame import Page
+from ...pages.markup import Child, Markup
+from ...pages.parts import Column, PageSection, card, code, headline, section, table
+from ...runtime.files import write_output
 from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from .opening import open_tokens
@@ -26,7 +31,7 @@ _BAR_CELLS = 40
 
 @dataclass(frozen=True)
 class TokenCount:
-    """How often a token occurs; `text` is None where nobody knows the tokenizer."""
+    """How often a token occurs; `text` is None if the tokenizer is unknown."""
 
     token: int
     count: int
@@ -44,15 +49,15 @@ class LengthBin:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection(Shown):
-    """What was counted; None: cannot be known.
+    """Statistics of a data set; None if unknown.
 
     Attributes:
-        distinct_tokens: Token numbers that occur at all.
-        unigram_entropy_nats: Of the token counts: the loss of a model that knows only how often
-            each token occurs. Training has learned something when it is below.
-        document_lengths: By powers of two.
-        length_percentiles: Of documents, by percent.
-        most_frequent: Tokens by count.
+        distinct_tokens: Number of different tokens that occur.
+        unigram_entropy_nats: Entropy of the token counts, which is the loss of a model that
+            predicts each token by its frequency; training must get below it.
+        document_lengths: Histogram of document lengths, by powers of two.
+        length_percentiles: Percentiles of document lengths, by percent.
+        most_frequent: The most frequent tokens with their counts.
     """
 
     path: str
@@ -71,21 +76,21 @@ class Inspection(Shown):
     most_frequent: tuple[TokenCount, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; every figure is measured."""
+        """Return plain data; every figure is measured."""
         return {"origin": "measured", **dataclasses.asdict(self)}
 
     def facts(self) -> dict[str, str]:
-        """The figures by name, as a person reads them."""
+        """Return the figures as text, by name."""
         facts = {
             "tokens": f"{self.num_tokens:,} ({self.kind}, {self.dtype}, shards: {self.shards})",
             "token numbers": f"{self.smallest_token:,} to {self.largest_token:,}, "
             f"{self.distinct_tokens:,} of them in use",
-            "unigram entropy": f"{self.unigram_entropy_nats:.4f} nats a token",
+            "unigram entropy": f"{self.unigram_entropy_nats:.4f} nats per token",
         }
         if self.num_documents is not None:
             facts["documents"] = f"{self.num_documents:,}"
         if self.length_percentiles is not None:
-            facts["tokens a document"] = ", ".join(
+            facts["tokens per document"] = ", ".join(
                 f"{percent} % ≤ {length:,}" for percent, length in self.length_percentiles.items()
             )
         if self.tokenizer is not None:
@@ -121,18 +126,18 @@ def inspect_data(
 
     Args:
         source: See `open_data`.
-        tokenizer: To make tokens of text, or to show tokens as text.
-        text_key: Field with the text, where records have fields.
-        dtype: Of .bin files.
+        tokenizer: Tokenizes text, and shows tokens as text.
+        text_key: The field with the text, for records with fields.
+        dtype: Element type of .bin files.
         top: How many of the most frequent tokens to list.
-        progress: Called now and then, with a `Counted` line of tokens.
+        progress: Called from time to time with a `Counted` line of tokens.
 
     Raises:
         TPUValidationError: The data are missing, empty or damaged.
     """
     store = open_tokens(source, tokenizer=tokenizer, text_key=text_key, dtype=dtype)
     if store.num_tokens == 0:
-        raise TPUValidationError(f"{store.path} holds no tokens; there is nothing to inspect.")
+        raise TPUValidationError(f"{store.path} contains no tokens; there is nothing to inspect.")
     counts = _count(store, progress)
     used = np.flatnonzero(counts)
     shares = counts[used] / store.num_tokens
@@ -159,12 +164,12 @@ def inspect_data(
 
 
 def label(entry: TokenCount) -> str:
-    """A token as a person reads it."""
+    """Return a token as number and text."""
     return f"{entry.token}" if entry.text is None else f"{entry.token} {entry.text!r}"
 
 
 def _count(store: TokenStore, progress: Progress) -> np.ndarray:
-    """How often each token number occurs; shards with a checksum are checked on the way."""
+    """Count each token number, and verify the checksums of shards that have one."""
     expected = store.file_checksums
     counts = np.zeros(1, np.int64)
     done = 0
@@ -180,8 +185,8 @@ def _count(store: TokenStore, progress: Progress) -> np.ndarray:
         known = expected.get(shard.name.rsplit("/", 1)[-1])
         if known is not None and digest.hexdigest() != known:
             raise TPUValidationError(
-                f"{shard.name} is corrupt: its content is not what was written (checksum "
-                f"{digest.hexdigest()}, its manifest says {known}); copy or prepare it again."
+                f"{shard.name} is corrupt: its checksum is {digest.hexdigest()}, but its manifest "
+                f"has {known}; copy or prepare it again."
             )
     return counts
 
@@ -190,13 +195,12 @@ def _add(counts: np.ndarray, tokens: np.ndarray, name: str) -> np.ndarray:
     smallest, largest = int(tokens.min()), int(tokens.max())
     if smallest < 0 or largest >= LARGEST_VOCABULARY:
         raise TPUValidationError(
-            f"{name} holds the token {smallest if smallest < 0 else largest}; no vocabulary goes "
-            f"below 0 or past {LARGEST_VOCABULARY:,}. It is damaged, or its dtype is not "
-            f"{tokens.dtype.name}."
+            f"{name} contains the token {smallest if smallest < 0 else largest}; expected 0 to "
+            f"{LARGEST_VOCABULARY:,}. It is damaged, or its dtype is not {tokens.dtype.name}."
         )
-    found = np.bincount(tokens, minlength=len(counts))
-    found[: len(counts)] += counts
-    return found
+    total = np.bincount(tokens, minlength=len(counts))
+    total[: len(counts)] += counts
+    return total
 
 
 def _length_bins(documents: np.ndarray | None) -> tuple[LengthBin, ...]:
@@ -242,3 +246,100 @@ def _bars(title: str, rows: Sequence[tuple[str, int]]) -> Table:
         cells = round(_BAR_CELLS * count / most)
         table.add_row(Text(name), "█" * cells or ("▏" if count else ""), f"{count:,}")
     return table
+
+
+_ORIGIN = "measured"
+
+
+def write_inspection(inspection: Inspection, path: Path) -> Path:
+    """Write the inspection as an HTML page.
+
+    Raises:
+        TPUValidationError: The path cannot be written.
+    """
+    write_output(path, render_inspection(inspection))
+    return path
+
+
+def render_inspection(inspection: Inspection) -> str:
+    """Return the inspection as an HTML page."""
+    return Page(
+        title=f"Data: {inspection.path}",
+        headline=headline(
+            inspection.path,
+            f"({inspection.kind})",
+            lead="Every figure was counted from the data.",
+            cards=_cards(inspection),
+        ),
+        sections=_sections(inspection),
+        footer="Made by tpukit data inspect.",
+    ).render()
+
+
+def _cards(inspection: Inspection) -> list[Markup]:
+    documents = "–" if inspection.num_documents is None else f"{inspection.num_documents:,}"
+    why = "their starts are unknown" if inspection.num_documents is None else ""
+    typical = (inspection.length_percentiles or {}).get(50)
+    entropy = f"{inspection.unigram_entropy_nats:.4f} nats"
+    below = "per token: the loss of a model without context"
+    numbers = f"from {inspection.smallest_token:,} to {inspection.largest_token:,}"
+    return [
+        card(
+            "Tokens",
+            f"{inspection.num_tokens:,}",
+            f"{inspection.dtype}, shards: {inspection.shards}",
+            _ORIGIN,
+        ),
+        card(
+            "Documents",
+            documents,
+            why if typical is None else f"half have at most {typical:,} tokens",
+            "" if why else _ORIGIN,
+        ),
+        card("Token numbers in use", f"{inspection.distinct_tokens:,}", numbers, _ORIGIN),
+        card("Unigram entropy", entropy, below, _ORIGIN),
+    ]
+
+
+def _sections(inspection: Inspection) -> list[PageSection]:
+    tokenizer = f"Tokenizer: {inspection.tokenizer}." if inspection.tokenizer is not None else ""
+    shown = [section("Most frequent tokens", _frequent(inspection), intro=tokenizer)]
+    if inspection.document_lengths:
+        spread = f"Tokens per document: {inspection.facts()['tokens per document']}."
+        shown.append(section("Document lengths", _lengths(inspection), intro=spread))
+    return shown
+
+
+def _frequent(inspection: Inspection) -> Markup:
+    rows = [(code(label(entry)), entry.count) for entry in inspection.most_frequent]
+    return _count_table(
+        "token", "times", rows, total=inspection.num_tokens, caption="Tokens by count"
+    )
+
+
+def _lengths(inspection: Inspection) -> Markup:
+    rows = [
+        (f"{bin_.shortest:,}–{bin_.longest:,}", bin_.documents)
+        for bin_ in inspection.document_lengths
+    ]
+    total = sum(count for _, count in rows)
+    return _count_table("tokens", "documents", rows, total=total, caption="Documents by tokens")
+
+
+def _count_table(
+    name: str, what: str, rows: Sequence[tuple[Child, int]], *, total: int, caption: str
+) -> Markup:
+    """Return a table with a bar per count; the largest count fills the column."""
+    most = max(count for _, count in rows)
+    columns = (
+        Column(name),
+        Column("", is_bar=True),
+        Column(what, is_number=True, origin=_ORIGIN),
+        Column("share", is_number=True),
+    )
+    cells: list[Sequence[Child]] = []
+    for key, count in rows:
+        text = f"{count:,}"
+        bar = stacked_bar([BarPiece("c-matrix", count, text)], whole=most, label=text)
+        cells.append((key, bar, text, f"{count / total:.1%}"))
+    return table(columns, cells, caption=caption)

@@ -1,4 +1,4 @@
-"""Batches that somebody else makes: any iterable, with the same promises where they can be kept."""
+"""Batches from any iterable; they resume after a restart if the iterable allows it."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +17,9 @@ BatchIterable = Iterable[Any] | Callable[[], Iterator[Any]]
 class IteratedData:
     """An iterable of batches, or a function that starts one.
 
-    A batch is a mapping of arrays, a pair (inputs, targets), or tokens (B, S + 1) of which the
-    targets are the next ones. It holds the rows of all processes, of which this one takes its
-    own, or `batch_size / process_count` rows, which are taken to be this process's.
+    A batch is a mapping of arrays, a pair (inputs, targets), or tokens (B, S + 1), where each
+    target is the next token. It has `batch_size` rows, of which this process takes its share, or
+    `batch_size / process_count` rows, which are all this process's.
     """
 
     source: BatchIterable
@@ -32,11 +32,11 @@ class IteratedData:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The iterable's name in messages."""
         return getattr(self.source, "name", None) or f"a {type(self.source).__name__}"
 
     def describe(self) -> DataDescription:
-        """What can be known without drawing from it."""
+        """Return what is known without drawing a batch."""
         return DataDescription(
             kind="iterable",
             path=self.name,
@@ -45,23 +45,23 @@ class IteratedData:
         )
 
     def stream(self) -> "IteratedStream":
-        """Batches from the start."""
+        """Return a stream of batches from the start."""
         return IteratedStream(self)
 
     @property
     def restarts(self) -> bool:
-        """Whether it can be gone through more than once."""
+        """Whether the iterable can be iterated more than once."""
         return callable(self.source) or iter(self.source) is not self.source
 
     def start(self) -> Iterator[Any]:
-        """Go through it."""
+        """Start an iteration."""
         return iter(self.source() if callable(self.source) else self.source)
 
     def own_rows(self, element: Any) -> Batch:
-        """This process's rows of one batch.
+        """Return this process's rows of one batch.
 
         Raises:
-            TPUValidationError: It is no batch, or one of another size.
+            TPUValidationError: The element is not a batch, or of another size.
         """
         batch = as_batch(element, self.name)
         local = self.batch_size // self.process_count
@@ -72,8 +72,8 @@ class IteratedData:
                 batch[key] = value[first : first + local]
             elif rows != local:
                 raise TPUValidationError(
-                    f"batch entry '{key}' of {self.name} has shape {value.shape}; it must start "
-                    f"with {self.batch_size} rows (the whole batch)"
+                    f"batch entry '{key}' of {self.name} has shape {value.shape}; expected "
+                    f"{self.batch_size} rows (of all processes)"
                     + (f" or {local} (this process's)." if local != self.batch_size else ".")
                 )
         self._check_tokens(batch)
@@ -85,13 +85,13 @@ class IteratedData:
             return
         if self.sequence_length is not None and inputs.shape[1:] != (self.sequence_length,):
             raise TPUValidationError(
-                f"inputs of {self.name} have shape {inputs.shape}; rows of sequence_length="
-                f"{self.sequence_length} tokens were asked for."
+                f"inputs of {self.name} have shape {inputs.shape}; expected rows of "
+                f"sequence_length={self.sequence_length} tokens."
             )
         largest = int(inputs.max(initial=0))
         if self.vocab_size is not None and largest >= self.vocab_size:
             raise TPUValidationError(
-                f"{self.name} gave the token {largest}, and the model's vocabulary ends at "
+                f"{self.name} yielded the token {largest}, but the model's vocabulary ends at "
                 f"{self.vocab_size - 1} (vocab_size={self.vocab_size})."
             )
 
@@ -99,20 +99,21 @@ class IteratedData:
 class IteratedStream:
     """Batches of `IteratedData`.
 
-    The position is the iterator's own where it has one (`state`/`restore`, or grain's
-    `get_state`/`set_state`); else the number of batches drawn, and coming back draws them again.
+    The position is the iterator's own state if it has one (`state`/`restore`, or grain's
+    `get_state`/`set_state`). Otherwise it is the number of batches drawn, and restoring draws as
+    many batches again.
     """
 
     def __init__(self, data: IteratedData) -> None:
         self._data = data
         self._iterator: Iterator[Any] = data.start()
         self._batches = self._epoch = self._in_epoch = 0
-        self._first: str | None = None  # digest of the first batch of all
+        self._first: str | None = None  # digest of the first batch
         self._waiting = Stopwatch()
 
     @property
     def waited_s(self) -> float:
-        """Seconds `next` took in all."""
+        """Seconds spent in `next`."""
         return self._waiting.total_s
 
     def __iter__(self) -> "IteratedStream":
@@ -134,7 +135,7 @@ class IteratedStream:
         except StopIteration:
             if self._in_epoch == 0:
                 raise TPUValidationError(
-                    f"{self._data.name} is empty; give one that yields batches."
+                    f"{self._data.name} yields no batch; expected at least one."
                 ) from None
         epochs = self._data.num_epochs
         if not self._data.restarts or (epochs is not None and self._epoch + 1 >= epochs):
@@ -144,17 +145,17 @@ class IteratedStream:
         return self._draw()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch drawn."""
+        """Return the position after the last batch."""
         state: dict[str, Any] = {"kind": "iterable", "batches": self._batches}
         state |= {"first_batch": self._first, "epoch": self._epoch, "in_epoch": self._in_epoch}
         take = _method(self._iterator, "state", "get_state")
         return state if take is None else {**state, "iterator": take()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Move to a position of `state()`.
 
         Raises:
-            TPUValidationError: It was taken on other data, or the iterable cannot go there.
+            TPUValidationError: The position is of other data, or the iterable cannot move there.
         """
         check_same(state, {"kind": "iterable"}, path=self._data.name)
         own = state.get("iterator")
@@ -162,8 +163,9 @@ class IteratedStream:
             put = _method(self._iterator, "restore", "set_state")
             if put is None:
                 raise TPUValidationError(
-                    f"this position was taken on an iterator with a state of its own, and "
-                    f"{self._data.name} has none to restore. Give the same kind of iterable."
+                    f"this position is the state of an iterator, but {self._data.name} has no "
+                    "method "
+                    "to restore one. Give the same kind of iterable."
                 )
             put(own)
             self._batches, self._first = int(state["batches"]), state["first_batch"]
@@ -175,8 +177,8 @@ class IteratedStream:
         if self._batches:
             if not self._data.restarts:
                 raise TPUValidationError(
-                    f"{self._data.name} has been drawn from and cannot start again. Give a list, "
-                    "a function that makes the iterator, or one with state() and restore()."
+                    f"{self._data.name} has yielded batches and cannot start again. Give a list, a "
+                    "function that makes the iterator, or one with state() and restore()."
                 )
             self._iterator = self._data.start()
         self._batches = self._epoch = self._in_epoch = 0
@@ -185,19 +187,20 @@ class IteratedStream:
             next(self)
             if self._first != first_batch:
                 raise TPUValidationError(
-                    f"this position in the data cannot be taken up on {self._data.name}: its "
-                    "first batch is another. Give the same data in the same order, or start the "
-                    "data anew."
+                    f"this position in the data cannot be restored on {self._data.name}, because "
+                    "its "
+                    "first batch differs. Give the same data in the same order, or start a new "
+                    "run."
                 )
 
     def close(self) -> None:
-        """Close the iterator, where it can be."""
+        """Close the iterator if it has a `close` method."""
         close = getattr(self._iterator, "close", None)
         if callable(close):
             close()
 
     def _digest(self, batch: Batch) -> str:
-        """Of the whole batch; "" where every process draws its own rows, which differ."""
+        """Return the batch's digest; "" if every process draws its own, different rows."""
         digest = hashlib.blake2b(digest_size=16)
         for key in sorted(batch):
             value = np.ascontiguousarray(batch[key])
@@ -209,14 +212,14 @@ class IteratedStream:
 
 
 def as_batch(element: Any, name: str) -> Batch:
-    """What an iterable gave, as a mapping of arrays.
+    """Convert an element of an iterable to a mapping of arrays.
 
     Raises:
-        TPUValidationError: It is nothing a batch can be made of.
+        TPUValidationError: The element is not a batch.
     """
     if isinstance(element, Mapping):
-        found = cast("Mapping[str, Any]", element)
-        return {str(key): np.asarray(value) for key, value in found.items()}
+        entries = cast("Mapping[str, Any]", element)
+        return {str(key): np.asarray(value) for key, value in entries.items()}
     if _is_pair(element):
         inputs, targets = cast("tuple[Any, Any]", element)
         return {"inputs": np.asarray(inputs), "targets": np.asarray(targets)}
@@ -226,25 +229,26 @@ def as_batch(element: Any, name: str) -> Batch:
         return {"inputs": narrow[:, :-1], "targets": narrow[:, 1:]}
     if tokens.ndim == 0:
         raise TPUValidationError(
-            f"{name} gave {element!r:.40}, which is no batch; give tokens as an array "
+            f"{name} yielded {element!r:.40}, which is not a batch; give tokens as an array "
             "(np.array(tokens)), and text as a file with a tokenizer."
         )
     raise TPUValidationError(
-        f"{name} gave a {type(element).__name__} of shape {tokens.shape} and dtype {tokens.dtype}; "
-        "a batch is a mapping of arrays, a pair (inputs, targets), or integer tokens (B, S + 1)."
+        f"{name} yielded a {type(element).__name__} of shape {tokens.shape} and dtype "
+        f"{tokens.dtype}; "
+        "expected a mapping of arrays, a pair (inputs, targets), or integer tokens (B, S + 1)."
     )
 
 
 def _is_pair(element: Any) -> bool:
-    """Whether this is (inputs, targets); torch's DataLoader gives a list of two tensors."""
+    """Return whether this is (inputs, targets); torch's DataLoader yields a list of two tensors."""
     if not isinstance(element, tuple | list) or len(cast("list[Any]", element)) != 2:
         return False
-    return isinstance(element, tuple) or all(hasattr(one, "shape") for one in element)  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(element, tuple) or all(hasattr(part, "shape") for part in element)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _method(iterator: Any, *names: str) -> Callable[..., Any] | None:
     for name in names:
-        found = getattr(iterator, name, None)
-        if callable(found):
-            return found
+        method = getattr(iterator, name, None)
+        if callable(method):
+            return method
     return None

@@ -1,4 +1,4 @@
-"""`open_data`: whatever holds training data, as batches for this process."""
+"""`open_data`: training data of any kind as batches for this process."""
 
 import dataclasses
 import hashlib
@@ -11,12 +11,15 @@ import numpy as np
 
 from ...errors import ConfigError, TPUValidationError, did_you_mean
 from ...runtime.files import cache_folder, private_folder
-from .examples import vocabulary_overflow
-from .indexed import IndexedData
+from .examples import StoredData, vocabulary_overflow
+from .indexed import NUM_WORKERS, PREFETCH, IndexedData
 from .iterated import BatchIterable, IteratedData
-from .kinds import DataKind, kind_of
-from .locations import Location, look_at
-from .manifest import (
+from .locations import DataKind, Location, kind_of, open_location
+from .prepare import prepare_tokens
+from .sources import named_data
+from .stream import DataDescription, DataStream
+from .tables import ArrayTable, ExampleShape, ImageTable, TableData
+from .token_folder import (
     ANSWERS,
     DOCUMENTS,
     MANIFEST,
@@ -26,14 +29,7 @@ from .manifest import (
     check_shards,
     read_manifest,
 )
-from .prepare import prepare_tokens
-from .read_ahead import NUM_WORKERS, PREFETCH
-from .shards import ArrayShard, TokenShard, check_token_dtype
-from .sources import named_data
-from .stored import StoredData
-from .stream import DataDescription, DataStream
-from .tables import ArrayTable, ExampleShape, ImageTable, TableData
-from .token_store import TokenStore
+from .token_store import ArrayShard, TokenShard, TokenStore, check_token_dtype
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
 PACKINGS = ("concat", "documents")
@@ -47,11 +43,11 @@ class TokenData(Protocol):
     """Data that a trainer can draw batches from."""
 
     def describe(self) -> DataDescription:
-        """What the data are."""
+        """Return a description of the data."""
         ...
 
     def stream(self) -> DataStream:
-        """Batches from the start."""
+        """Return a stream of batches from the start."""
         ...
 
 
@@ -77,32 +73,33 @@ def open_data(
     """Open training data.
 
     Args:
-        source: A token file (.npy, .bin), a folder of them, what `tpukit data prepare` wrote,
-            text (.txt, .jsonl, ArrayRecord, a Hugging Face data set on disk), the same at
-            gs://…, an array of tokens, an iterable of batches or a function that starts one;
-            "file.py:function", an .npz file of arrays with one row per example, or a folder of
+        source: A token file (.npy, .bin) or a folder of them; a folder of `tpukit data prepare`;
+            text (.txt, .jsonl, ArrayRecord, a Hugging Face data set on disk); any of these at
+            gs://…; an array of tokens; an iterable of batches or a function that starts one;
+            "file.py:function"; an .npz file of arrays with one row per example; or a folder of
             images with a subfolder per class.
-        sequence_length: Tokens in an example; None is for iterables only.
-        batch_size: Examples in a batch, over all processes.
-        vocab_size: Token numbers from here on are refused: at once where the largest is known
-            (prepared data), else in the batch that holds one.
-        seed: Of the shuffle.
-        shuffle: Whether examples come in another order each epoch; tokens and text only.
-        tokenizer: For text: see `load_tokenizer`. The tokens are made once and kept in the cache.
-        text_key: Field with the text (or token numbers), where records have fields.
-        packing: "concat" cuts everything every `sequence_length` tokens; "documents" puts whole
+        sequence_length: Tokens per example; None is for iterables only.
+        batch_size: Examples per batch, over all processes.
+        vocab_size: Tokens from this number on are refused: at once if the largest token is known
+            (prepared data), otherwise with the batch that contains one.
+        seed: Seed of the shuffle.
+        shuffle: Whether the order of examples differs each epoch; for tokens and text only.
+        tokenizer: For text, see `load_tokenizer`. The tokens are kept in the cache folder.
+        text_key: The field with the text or token numbers, for records with fields.
+        packing: "concat" cuts all documents every `sequence_length` tokens; "documents" puts
             documents side by side and adds segment_ids and positions.
-        dtype: Of .bin files; when left out what their names say (x.uint32.bin), else uint16.
-        process_index: Whose rows; this process's when left out.
-        process_count: Of how many.
-        num_epochs: Times through the data; None goes on forever.
-        num_workers: Threads that read tokens ahead; an iterable is drawn from as it comes.
-        prefetch: Reads that are under way, or done before they are asked for.
-        shapes: The entries of an example that a model reads, to which arrays and images are
-            fitted; as they are when left out.
+        dtype: Element type of .bin files; by default that of their names (x.uint32.bin), or
+            uint16.
+        process_index: The process whose rows are read; this one by default.
+        process_count: Number of processes.
+        num_epochs: Passes over the data; None is endless.
+        num_workers: Threads that read tokens ahead; iterables are not read ahead.
+        prefetch: Number of reads ahead of the consumer.
+        shapes: The entries of an example that a model reads; arrays and images are converted to
+            them. By default all entries, unchanged.
 
     Raises:
-        TPUValidationError: The data are missing, damaged, too few or not for this model.
+        TPUValidationError: The data are missing, damaged, too few or do not fit the model.
         ConfigError: A setting is wrong, or a bucket may not be read.
 
     Example:
@@ -115,57 +112,47 @@ def open_data(
 
         process_index, process_count = jax.process_index(), jax.process_count()
     _check_settings(batch_size, seed, packing, process_index, process_count, num_epochs)
-    offered = {"process_index": process_index, "process_count": process_count, "seed": seed}
-    source = as_array(named_data(source, batch_size=batch_size, **offered))
+    order: dict[str, Any] = {
+        "batch_size": batch_size,
+        "process_index": process_index,
+        "process_count": process_count,
+    }
+    source = as_array(named_data(source, seed=seed, **order))
+    order["num_epochs"] = num_epochs
+    indexed: dict[str, Any] = {
+        **order,
+        "seed": seed,
+        "shuffle": shuffle,
+        "num_workers": num_workers,
+        "prefetch": prefetch,
+    }
     if isinstance(source, ArrayTable | ImageTable):
-        data = TableData(
-            table=source if shapes is None else source.fitted(shapes),
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            process_index=process_index,
-            process_count=process_count,
-            num_epochs=num_epochs,
-            num_workers=num_workers,
-            prefetch=prefetch,
-        )
+        table = source if shapes is None else source.fitted(shapes)
+        data = TableData(table=table, **indexed)
         return _with_batches(data, f"{len(source)} examples")
     if not isinstance(source, str | Path | np.ndarray):
         return IteratedData(
-            source=source,
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            vocab_size=vocab_size,
-            process_index=process_index,
-            process_count=process_count,
-            num_epochs=num_epochs,
+            source=source, sequence_length=sequence_length, vocab_size=vocab_size, **order
         )
     if sequence_length is None or sequence_length < 1:
-        where = "the array" if isinstance(source, np.ndarray) else look_at(source).path
+        where = "the array" if isinstance(source, np.ndarray) else open_location(source).path
         raise ConfigError(
-            f"{where} is read as tokens, and sequence_length is {sequence_length}: give one from 1 "
-            "on, or, for a model that reads no tokens, an .npz file, a folder with a folder of "
-            "images per class, or file.py:function."
+            f"{where} is read as tokens, but sequence_length is {sequence_length}: give 1 or more; "
+            "or, for a model that reads no tokens, an .npz file, a folder with a folder of images "
+            "per class, or file.py:function."
         )
     store = open_tokens(source, tokenizer=tokenizer, text_key=text_key, dtype=dtype)
     _check_content(store, vocab_size)
     data = StoredData(
         store=store,
         sequence_length=sequence_length,
-        batch_size=batch_size,
         vocab_size=vocab_size,
-        seed=seed,
-        shuffle=shuffle,
         packing=packing,
-        process_index=process_index,
-        process_count=process_count,
-        num_epochs=num_epochs,
-        num_workers=num_workers,
-        prefetch=prefetch,
+        **indexed,
     )
     if len(data.examples) == 0:
         raise TPUValidationError(
-            f"{store.path} holds {store.num_tokens} tokens, fewer than one example of "
+            f"{store.path} has {store.num_tokens} tokens, fewer than one example of "
             f"sequence_length={sequence_length} and the token after it; shorten the sequence or "
             "add data."
         )
@@ -183,7 +170,7 @@ def _with_batches(data: IndexedData, what: str) -> IndexedData:
 
 
 def as_array(source: Any) -> Any:
-    """Arrays of other libraries as numpy's; anything else as it is."""
+    """Convert arrays of other libraries to numpy; return anything else unchanged."""
     return np.asarray(source) if hasattr(source, "__array__") else source
 
 
@@ -194,16 +181,16 @@ def open_tokens(
     text_key: str = "text",
     dtype: str | None = None,
 ) -> TokenStore:
-    """The tokens of a file, folder, bucket or array; text is tokenized once, into the cache.
+    """Open the tokens of a file, folder, bucket or array; text is tokenized into the cache.
 
     Raises:
         TPUValidationError: The data are missing or damaged.
-        ConfigError: Text without a tokenizer, or a bucket that may not be read.
+        ConfigError: Text has no tokenizer, or a bucket may not be read.
     """
     if isinstance(source, np.ndarray):
         check_token_dtype("the array", source.dtype, source.ndim)
         return TokenStore((ArrayShard("the array", source),), "array", "the array")
-    location = look_at(source)
+    location = open_location(source)
     kind = kind_of(location)
     if kind.name == "prepared":
         return _open_prepared(location)
@@ -212,15 +199,15 @@ def open_tokens(
     if tokenizer is None:
         raise ConfigError(
             f"{location.path} is {kind.name.replace('_', ' ')}, which needs a tokenizer: tokenizer="
-            "'bytes', or the path of a tokenizer.json. 'tpukit data prepare' makes tokens of it "
-            "once and for all."
+            "'bytes', or the path of a tokenizer.json. 'tpukit data prepare' tokenizes it "
+            "permanently."
         )
     return _open_text(location, kind, load_tokenizer(tokenizer), text_key)
 
 
 def _open_shards(location: Location, kind: DataKind, dtype: str | None) -> TokenStore:
-    found = _open_all(location, kind.files, dtype)
-    shards = tuple(shard for shard in found if shard is not None)
+    opened = _open_all(location, kind.files, dtype)
+    shards = tuple(shard for shard in opened if shard is not None)
     suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
     documents = None
     if kind.files == ("tokens.npy",) and DOCUMENTS in location.names:
@@ -230,8 +217,8 @@ def _open_shards(location: Location, kind: DataKind, dtype: str | None) -> Token
 
 def _open_prepared(location: Location) -> TokenStore:
     manifest = read_manifest(location.content(MANIFEST), name=f"{location.path}/{MANIFEST}")
-    found = _open_all(location, [entry.file for entry in manifest.shards], manifest.dtype)
-    shards = check_shards(manifest, found, folder=location.path)
+    opened = _open_all(location, [entry.file for entry in manifest.shards], manifest.dtype)
+    shards = check_shards(manifest, opened, folder=location.path)
     return TokenStore(
         shards,
         "prepared",
@@ -248,24 +235,25 @@ def _open_prepared(location: Location) -> TokenStore:
 def _open_all(
     location: Location, names: Sequence[str], dtype: str | None
 ) -> list[TokenShard | None]:
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # they may be far away
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # in a bucket they have a latency
         return list(pool.map(lambda name: location.shard(name, dtype=dtype), names))
 
 
 def _documents(location: Location, num_tokens: int) -> np.ndarray:
-    name = f"{location.path}/{DOCUMENTS}"
-    found = location.shard(DOCUMENTS)
-    if found is None:
-        raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
-    return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
+    offsets = _read_all(location, DOCUMENTS)
+    return check_documents(offsets, num_tokens, name=f"{location.path}/{DOCUMENTS}")
 
 
 def _answers(location: Location, manifest: DataManifest) -> np.ndarray:
-    name = f"{location.path}/{ANSWERS}"
-    found = location.shard(ANSWERS)
-    if found is None:
-        raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
-    return check_answers(found.read([(0, found.num_tokens)])[0], manifest, name=name)
+    edges = _read_all(location, ANSWERS)
+    return check_answers(edges, manifest, name=f"{location.path}/{ANSWERS}")
+
+
+def _read_all(location: Location, name: str) -> np.ndarray:
+    shard = location.shard(name)
+    if shard is None:
+        raise TPUValidationError(f"{location.path}/{name} is missing; copy the folder again.")
+    return shard.read([(0, shard.num_tokens)])[0]
 
 
 def _open_text(
@@ -275,13 +263,13 @@ def _open_text(
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = private_folder(cache_folder("tokens")) / key
     prepare_tokens(location.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
-    # Messages name what the person gave, not where its tokens are kept.
-    return dataclasses.replace(_open_prepared(look_at(folder)), path=location.path)
+    # Messages name the user's path, not that of the cached tokens.
+    return dataclasses.replace(_open_prepared(open_location(folder)), path=location.path)
 
 
 def _check_content(store: TokenStore, vocab_size: int | None) -> None:
     if store.num_tokens == 0:
-        raise TPUValidationError(f"{store.path} holds no tokens; give data that hold some.")
+        raise TPUValidationError(f"{store.path} contains no tokens; give data with tokens.")
     largest = store.largest_token
     if vocab_size is not None and largest is not None and largest >= vocab_size:
         raise vocabulary_overflow(store, largest, vocab_size)
@@ -306,8 +294,11 @@ def _check_settings(
             f"choose a multiple of {process_count}."
         )
     if not 0 <= process_index < process_count:
-        raise ConfigError(f"process_index={process_index} is not in 0 … {process_count - 1}.")
+        raise ConfigError(
+            f"process_index={process_index} is not in 0 … {process_count - 1}; give the index of "
+            "a process."
+        )
     if seed < 0:
-        raise ConfigError(f"seed={seed} is negative; choose one from 0.")
+        raise ConfigError(f"seed={seed} is negative; choose 0 or more.")
     if num_epochs is not None and num_epochs < 1:
-        raise ConfigError(f"num_epochs={num_epochs}; choose one from 1, or None to go on forever.")
+        raise ConfigError(f"num_epochs={num_epochs}; choose 1 or more, or None for endless epochs.")

@@ -1,4 +1,4 @@
-"""Text to tokens, once and for all: what `tpukit data prepare` does."""
+"""`tpukit data prepare`: tokenizes text into a folder of tokens."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,20 +14,36 @@ from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from .chat import WrittenConversations, messages_key, template_of, write_conversations
 from .documents import DocumentPiece, read_documents
-from .kinds import TEXT_KINDS, DataKind, kind_of
-from .locations import look_at
-from .manifest import MANIFEST, DataManifest, read_manifest
+from .locations import TEXT_KINDS, DataKind, kind_of, open_location
 from .remote import remote_url
-from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
-from .tokenizer import Tokenizer, load_tokenizer, start_of_document, tokenizer_key
-from .tokenizer_files import keep_generation_config, keep_tokenizer
+from .token_folder import (
+    MANIFEST,
+    SHARD_TOKENS,
+    DataManifest,
+    TokenWriter,
+    read_manifest,
+    refuse_to_overwrite,
+)
+from .tokenizer import (
+    Tokenizer,
+    keep_generation_config,
+    keep_tokenizer,
+    load_tokenizer,
+    start_of_document,
+    tokenizer_key,
+)
 
 _BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Shown):
-    """What was made."""
+    """A folder of tokens that was written.
+
+    Attributes:
+        answers_not_learnt: Answers of conversations that are not learned, because the template
+            changes them when messages follow.
+    """
 
     folder: str
     num_tokens: int
@@ -38,10 +54,6 @@ class Prepared(Shown):
     tokenizer: str
     answers_not_learnt: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
     def __rich__(self) -> Table:
         table = Table(title=f"prepared: {self.folder}", show_header=False, title_justify="left")
         table.add_row("tokens", f"{self.num_tokens:,}")
@@ -50,8 +62,10 @@ class Prepared(Shown):
         table.add_row("stored as", f"{self.dtype}, shards: {self.shards}")
         table.add_row("tokenizer", self.tokenizer)
         if self.answers_not_learnt:
-            table.add_row("answers not learnt", f"{self.answers_not_learnt:,}: the template writes")
-            table.add_row("", "them otherwise once something follows")
+            table.add_row(
+                "answers not learned", f"{self.answers_not_learnt:,}: the template changes"
+            )
+            table.add_row("", "them when messages follow")
         return table
 
 
@@ -68,79 +82,81 @@ def prepare_tokens(
     chat: bool = False,
     progress: Progress = silent,
 ) -> Prepared:
-    """Make a folder of tokens out of text.
+    """Tokenize text into a folder.
 
-    Nothing is at `output` before all of it is; killed half-way, it starts anew.
+    The folder appears only when it is complete; after an interruption, start again.
 
     Args:
         source: Text (.txt: a file is a document), .jsonl, ArrayRecord, a Hugging Face data set
             on disk, a folder of one of these, or the same at gs://….
-        output: The folder to make.
-        tokenizer: See `load_tokenizer`; None where documents are token numbers already.
-        end: The token that ends a document, where the tokenizer does not say it.
-        text_key: Field with the text or the token numbers, where records have fields.
-        shard_tokens: Tokens in a file at most.
-        force: Replace prepared data that are there.
-        exist_ok: Take prepared data that are there, or that somebody else makes meanwhile.
-        chat: Lines of JSON are conversations ("messages", or `text_key`): they are written by the
-            chat template beside the tokenizer, and answers alone are learnt.
-        progress: Called now and then, with a `Counted` line of bytes.
+        output: The folder to write.
+        tokenizer: See `load_tokenizer`; None if documents are token numbers already.
+        end: The token that ends a document, if the tokenizer does not define it.
+        text_key: The field with the text or token numbers, for records with fields.
+        shard_tokens: The most tokens per file.
+        force: Replace prepared data at `output`.
+        exist_ok: Use prepared data at `output`, also if another process writes them meanwhile.
+        chat: Lines of JSON are conversations (field "messages", or `text_key`). The tokenizer's
+            chat template formats them, and only answers are learned.
+        progress: Called from time to time with a `Counted` line of bytes.
 
     Raises:
-        TPUValidationError: The data cannot be read, or something is in the way at `output`.
+        TPUValidationError: The data cannot be read, or `output` exists already.
         ConfigError: The tokenizer is missing.
     """
     if remote_url(output) is not None:
         raise ConfigError(
-            f"tokens are made in a local folder, not at {output}; copy it there afterwards with "
+            f"the output must be a local folder, not {output}; copy it there afterwards with "
             "'gcloud storage cp -r'."
         )
     output = Path(output).expanduser()
     if not exist_ok:
         refuse_to_overwrite(output, force=force)
     elif (output / MANIFEST).is_file():
-        return _prepared(output, _manifest_of(output))
-    place = look_at(source)
-    kind = kind_of(place)
+        return _prepared(output, _read_manifest(output))
+    location = open_location(source)
+    kind = kind_of(location)
     if kind.name not in TEXT_KINDS:
-        raise ConfigError(f"{place.path} holds tokens already; open it as it is.")
+        raise ConfigError(f"{location.path} contains tokens already; train on it directly.")
     if chat and kind.name != "jsonl":
         raise ConfigError(
-            f"{place.path} is {kind.name.replace('_', ' ')}; conversations are lines of JSON "
+            f"{location.path} is {kind.name.replace('_', ' ')}; conversations are lines of JSON "
             "(.jsonl) with a list of messages in each."
         )
     template = template_of(tokenizer) if chat else None
-    used = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
-    told: WrittenConversations | None = None
+    encoder = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
+    written: WrittenConversations | None = None
     writer = TokenWriter(
         output,
-        vocab_size=None if used is None else used.vocab_size,
-        tokenizer={} if used is None else _about(used),
+        vocab_size=None if encoder is None else encoder.vocab_size,
+        tokenizer={} if encoder is None else _about(encoder),
         shard_tokens=shard_tokens,
         force=force,
     )
-    with writer, place.local(kind.files) as paths:
-        if template is not None and used is not None:
+    with writer, location.local(kind.files) as paths:
+        if template is not None and encoder is not None:
             key = messages_key(text_key)
-            told = write_conversations(writer, paths, used, template, key, progress)
+            written = write_conversations(writer, paths, encoder, template, key, progress)
         else:
-            _write_all(writer, paths, kind, used, text_key, progress)
+            _write_all(writer, paths, kind, encoder, text_key, progress)
         try:
             manifest = writer.finish()
         except (TPUValidationError, OSError):
-            # Another process may have made the same folder in the meantime.
+            # Another process may have written the same folder meanwhile.
             if not (exist_ok and (output / MANIFEST).is_file()):
                 raise
-            manifest = _manifest_of(output)
-    if isinstance(tokenizer, str | Path):  # so that a run on these data can speak
+            manifest = _read_manifest(output)
+    if isinstance(tokenizer, str | Path):  # so that a run on these data can generate text
         keep_tokenizer(tokenizer, output)
-    if told is None:
+    if written is None:
         return _prepared(output, manifest)
-    keep_generation_config(None, output, told.ends)
-    return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=told.untold)
+    keep_generation_config(None, output, written.ends)
+    return dataclasses.replace(
+        _prepared(output, manifest), answers_not_learnt=written.skipped_answers
+    )
 
 
-def _manifest_of(folder: Path) -> DataManifest:
+def _read_manifest(folder: Path) -> DataManifest:
     return read_manifest((folder / MANIFEST).read_bytes(), name=str(folder / MANIFEST))
 
 
@@ -152,7 +168,7 @@ def _prepared(folder: Path, manifest: DataManifest) -> Prepared:
         largest_token=manifest.largest_token,
         dtype=manifest.dtype,
         shards=len(manifest.shards),
-        tokenizer=manifest.tokenizer.get("name", "none: token numbers as they were"),
+        tokenizer=manifest.tokenizer.get("name", "none: the input was token numbers"),
     )
 
 
@@ -184,7 +200,7 @@ def _write_all(
 
 
 def _end(writer: TokenWriter, piece: DocumentPiece, token: int) -> None:
-    """Who made token numbers has ended the document already, or wants it so."""
+    """Add the end token after text; token numbers have it already, or leave it out on purpose."""
     if isinstance(piece.content, str):
         writer.add([token])
 
@@ -193,7 +209,7 @@ def _encode(batch: list[DocumentPiece], tokenizer: Tokenizer | None) -> Iterator
     texts = [piece.content for piece in batch if isinstance(piece.content, str)]
     if texts and tokenizer is None:
         raise ConfigError(
-            "the data hold text, which needs a tokenizer: 'bytes', or the path of a "
+            "the data are text, which needs a tokenizer: 'bytes', or the path of a "
             "tokenizer.json (--tokenizer)."
         )
     encoded = iter(tokenizer.encode_batch(texts) if tokenizer is not None and texts else ())
@@ -202,7 +218,7 @@ def _encode(batch: list[DocumentPiece], tokenizer: Tokenizer | None) -> Iterator
 
 
 def _batched(pieces: Iterator[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
-    """Enough at once for a tokenizer to use all cores."""
+    """Yield batches large enough for a tokenizer to use all cores."""
     batch: list[DocumentPiece] = []
     characters = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Files in a bucket: listed, read in ranges and fetched, with errors a person can act on."""
+"""Files in a bucket: listing, reading ranges, downloading."""
 
 import logging
 import os
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError, MissingExtraError, TPUValidationError
-from .shards import HEAD_BYTES, read_layout
+from .token_store import HEAD_BYTES, read_layout
 
 _HOST = "storage.googleapis.com"
 _SCHEME = re.compile(r"(gs|gcs):/+")
 
 
 def remote_url(path: str | Path) -> str | None:
-    """The address in a bucket that `path` is, or None for a local path.
+    """Return a path's gs:// address, or None for a local path.
 
-    A `Path` made of one has lost a slash; it is the same address.
+    A `Path` made from an address has lost a slash; it is the same address.
 
     Raises:
-        ConfigError: It is an address nobody here can read.
+        ConfigError: The address has another scheme than gs.
     """
     text = str(path)
-    if found := _SCHEME.match(text):
-        return "gs://" + text[found.end() :]
+    if scheme := _SCHEME.match(text):
+        return "gs://" + text[scheme.end() :]
     if "://" in text:
         raise ConfigError(
             f"'{text}' is neither a local path nor gs://…; copy the data to one of the two."
@@ -48,18 +48,18 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Without the folder."""
+        """The file name without its folder."""
         return self.url.rsplit("/", 1)[-1]
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from `start` to `stop` of each span, asked for at the same time."""
-        with _bucket_of(self.url) as bucket:
+        """Return the bytes from `start` to `stop` of each span, requested in parallel."""
+        with _open_bucket(self.url) as bucket:
             starts, stops = [list(ends) for ends in zip(*spans, strict=True)]
             return bucket.cat_ranges([self.url] * len(spans), starts, stops)
 
     def fetch(self, to: Path) -> None:
-        """Copy it to a local file."""
-        with _bucket_of(self.url) as bucket:
+        """Download the file."""
+        with _open_bucket(self.url) as bucket:
             bucket.get_file(self.url, str(to))
 
 
@@ -74,23 +74,24 @@ class RemoteShard:
     name: str = field(default="")
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Fetch all spans at the same time."""
+        """Read all spans in parallel."""
         width, base = self.dtype.itemsize, self.offset_bytes
-        found = self.file.read([(base + a * width, base + b * width) for a, b in spans])
-        for (start, stop), content in zip(spans, found, strict=True):
+        contents = self.file.read([(base + a * width, base + b * width) for a, b in spans])
+        for (start, stop), content in zip(spans, contents, strict=True):
             if len(content) != (stop - start) * width:
                 raise TPUValidationError(
-                    f"{self.name} gave {len(content)} bytes for {stop - start} tokens; it changed "
-                    "while it was read. Open the data again."
+                    f"{self.name} returned {len(content)} bytes for {stop - start} tokens, "
+                    "because it "
+                    "changed while it was read. Open the data again."
                 )
-        return [np.frombuffer(content, self.dtype) for content in found]
+        return [np.frombuffer(content, self.dtype) for content in contents]
 
 
 def open_remote_shard(file: RemoteFile, *, dtype: str | None = None) -> RemoteShard:
-    """Look at the header of a token file in a bucket.
+    """Open a token file in a bucket by its header.
 
     Raises:
-        TPUValidationError: It holds no one-dimensional integers, or is damaged.
+        TPUValidationError: The file is not of one-dimensional integers, or is damaged.
     """
     head = file.read([(0, min(HEAD_BYTES, file.size_bytes))])[0] if file.size_bytes else b""
     layout = read_layout(file.url, head, file.size_bytes, dtype=dtype)
@@ -98,17 +99,17 @@ def open_remote_shard(file: RemoteFile, *, dtype: str | None = None) -> RemoteSh
 
 
 def list_remote(url: str) -> tuple[RemoteFile, ...]:
-    """The file at `url`, or the files directly in that folder by name; nothing if neither is there.
+    """Return the file at `url`, or the files directly in that folder; empty if there is none.
 
     Raises:
-        ConfigError: Nobody may look there with the credentials there are.
+        ConfigError: The credentials do not allow reading it.
     """
-    with _bucket_of(url) as bucket:
+    with _open_bucket(url) as bucket:
         try:
-            found = bucket.ls(url, detail=True)
+            entries = bucket.ls(url, detail=True)
         except FileNotFoundError:
             return ()
-    files = [entry for entry in found if entry["type"] == "file" and entry["size"]]
+    files = [entry for entry in entries if entry["type"] == "file" and entry["size"]]
     return tuple(
         RemoteFile(
             "gs://" + entry["name"],
@@ -122,19 +123,19 @@ def list_remote(url: str) -> tuple[RemoteFile, ...]:
 @lru_cache(maxsize=1)
 def _filesystem() -> Any:
     try:
-        # The class of gcsfs itself: the one it registers asks another API about every bucket.
+        # gcsfs's own class, because the registered one calls another API for every bucket.
         from gcsfs.core import GCSFileSystem
     except ImportError:
         raise MissingExtraError("data", needed_for="gs:// paths", module="gcsfs") from None
     _refuse_without_network()
     logger = logging.getLogger("gcsfs")
     if logger.level == logging.NOTSET:
-        logger.setLevel(logging.CRITICAL)  # it logs a traceback for what is raised anyway
+        logger.setLevel(logging.CRITICAL)  # it logs a traceback of every error it raises
     return GCSFileSystem(use_listings_cache=False)
 
 
 def _refuse_without_network() -> None:
-    """Say at once that there is no way to a bucket: gcsfs would try again for a minute."""
+    """Raise at once without a network, because gcsfs would retry for a minute."""
     if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN"):
         return
     try:
@@ -147,8 +148,8 @@ def _refuse_without_network() -> None:
 
 
 @contextmanager
-def _bucket_of(url: str) -> Generator[Any]:
-    """What reads buckets; what they answer becomes an error that names the way out."""
+def _open_bucket(url: str) -> Generator[Any]:
+    """Yield the bucket's file system, and turn its errors into tpukit's."""
     bucket = _filesystem()
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
@@ -156,7 +157,9 @@ def _bucket_of(url: str) -> Generator[Any]:
     try:
         yield bucket
     except FileNotFoundError:
-        raise TPUValidationError(f"{url} is not there; look with 'gcloud storage ls'.") from None
+        raise TPUValidationError(
+            f"{url} does not exist; list the folder with 'gcloud storage ls'."
+        ) from None
     except HttpError as error:
         if error.code not in (401, 403):
             raise TPUValidationError(f"{url} cannot be read: {error.message}.") from None

@@ -1,4 +1,4 @@
-"""Data that a command names: a path, an .npz file, a folder of images, or `file.py:function`."""
+"""Data given by name: a path, an .npz file, a folder of images, or `file.py:function`."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ OFFERED = ("batch_size", "seed", "process_index", "process_count")
 
 
 def is_data_function(source: object) -> bool:
-    """Whether data are named as `file.py:function` or `module:function`."""
+    """Return whether the source is `file.py:function` or `module:function`."""
     return isinstance(source, str) and bool(_FUNCTION.fullmatch(source))
 
 
@@ -28,20 +28,20 @@ def batch_size_parameter(source: object) -> inspect.Parameter | None:
     """Return the parameter `batch_size` of a data function; None if it takes none."""
     if not isinstance(source, str) or not is_data_function(source):
         return None
-    found = load_object(source)
-    return _parameters(found).get("batch_size") if callable(found) else None
+    function = load_object(source)
+    return _parameters(function).get("batch_size") if callable(function) else None
 
 
 def named_data(source: Any, **offered: Any) -> Any:
-    """Return what a name stands for: a table, an array, an iterable, or the path as it is.
+    """Return the data of a name: a table, an array, an iterable, or the unchanged path.
 
     Args:
-        source: The name; anything else is returned as it is.
+        source: The name; anything else is returned unchanged.
         **offered: Arguments for a function that takes some of `OFFERED`.
 
     Raises:
-        TPUValidationError: The file, folder or function gives no data.
-        ConfigError: The function takes other arguments.
+        TPUValidationError: The file, folder or function has no data.
+        ConfigError: The function needs other arguments.
     """
     if not isinstance(source, str | Path):
         return source
@@ -56,13 +56,13 @@ def named_data(source: Any, **offered: Any) -> Any:
 
 
 class NamedBatches:
-    """Batches of a user's function, which is called to start them; its errors name their line."""
+    """Batches of a user's function; its errors name the user's line."""
 
     def __init__(self, name: str, function: Callable[[], Any]) -> None:
         self.name, self._function = name, function
 
     def __call__(self) -> Iterator[Any]:
-        """Start the batches."""
+        """Call the function, and return an iterator of batches."""
         with errors_of(self.name):
             batches = iter(self._function())
         return batches if hasattr(batches, "get_state") else self._drawn(batches)
@@ -77,24 +77,24 @@ class NamedBatches:
 
 
 def _from_function(name: str, offered: Mapping[str, Any]) -> Any:
-    found = load_object(name)
-    if not callable(found):
-        return _as_data(name, found, None)
-    parameters = _parameters(found)
+    value = load_object(name)
+    if not callable(value):
+        return _as_data(name, value, None)
+    parameters = _parameters(value)
     given = {key: value for key, value in offered.items() if key in parameters}
     missing = [
         key
-        for key, one in parameters.items()
-        if one.default is one.empty
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and given.get(key) is None
     ]
     if missing:
         raise ConfigError(
-            f"'{name}' takes {', '.join(missing)}, which nothing gives it; a function that makes "
-            f"batches may take {', '.join(OFFERED)} (batch_size: --batch-size)."
+            f"'{name}' needs the arguments {', '.join(missing)}; a function that makes batches "
+            f"may take {', '.join(OFFERED)} (batch_size: --batch-size)."
         )
-    function = partial(found, **{key: one for key, one in given.items() if one is not None})
+    function = partial(value, **{key: arg for key, arg in given.items() if arg is not None})
     with errors_of(name):
         made = function()
     return _as_data(name, made, function)
@@ -120,5 +120,5 @@ def _as_data(name: str, made: Any, function: Callable[[], Any] | None) -> Any:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except ValueError:  # of something built in
+    except ValueError:  # a built-in function
         return {}

@@ -1,6 +1,5 @@
-"""What the training loop draws batches from, its position, and what it says of itself."""
+"""The stream that the training loop draws batches from, and its position."""
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,41 +12,41 @@ from ...errors import TPUValidationError
 from ...shown import Shown
 
 Batch = dict[str, np.ndarray]
-# What makes a position another one, by the key of a state that differs.
-_WHY = {
-    "kind": "it was taken on another kind of data",
-    "order": "this version of tpukit puts examples in another order",
-    "fingerprint": "the data are others",
-    "sequence_length": "examples were cut at another length",
-    "packing": "examples were packed otherwise",
-    "seed": "they were shuffled with another seed",
-    "shuffle": "the order was another",
+# Why a position is not valid, by the key of the state that differs.
+_REASONS = {
+    "kind": "it is of another kind of data",
+    "order": "this version of tpukit orders examples differently",
+    "fingerprint": "the data differ",
+    "sequence_length": "examples had another length",
+    "packing": "examples were packed differently",
+    "seed": "the shuffle had another seed",
+    "shuffle": "shuffling was switched on or off",
 }
 
 
 class DataStream(Protocol):
-    """Batches one after another, with a position that can be kept and taken up again."""
+    """An iterator of batches with a position that can be saved and restored."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds that drawing took in all: what the consumer waited."""
+        """Seconds that the consumer has waited for batches."""
         ...
 
     def __next__(self) -> Batch:
-        """This process's rows of the next batch."""
+        """Return this process's rows of the next batch."""
         ...
 
     def __iter__(self) -> "DataStream": ...
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch drawn, as JSON data."""
+        """Return the position after the last batch, as JSON data."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Move to a position of `state()`.
 
         Raises:
-            TPUValidationError: It was taken on other data, or cut otherwise.
+            TPUValidationError: The position is of other data or another length.
         """
         ...
 
@@ -57,7 +56,7 @@ class DataStream(Protocol):
 
 
 class Stopwatch:
-    """Seconds spent inside `with` blocks, added up."""
+    """Adds up the seconds spent in `with` blocks."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -71,28 +70,28 @@ class Stopwatch:
 
 
 def check_same(state: Mapping[str, Any], now: Mapping[str, Any], *, path: str) -> None:
-    """Refuse a position that means something else here than where it was taken.
+    """Refuse a position of other data or settings.
 
     Raises:
-        TPUValidationError: One of the settings that decide the order differs, or is missing.
+        TPUValidationError: A setting that decides the order differs or is missing.
     """
-    for key, why in _WHY.items():
+    for key, why in _REASONS.items():
         if key in now and state.get(key) != now[key]:
             raise TPUValidationError(
-                f"this position in the data cannot be taken up on {path}: {why} ({key} was "
+                f"this position in the data cannot be restored on {path}: {why} ({key} was "
                 f"{state.get(key)!r}, is {now[key]!r}). Give the same data and settings, or start "
-                "the data anew."
+                "a new run."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription(Shown):
-    """Where training data come from and how much there is; None: cannot be known.
+    """A description of training data; None is unknown.
 
     Attributes:
-        num_examples: In one epoch.
-        filled: Share of all positions that hold a token; the rest is padding.
-        fingerprint: Of the content; a checkpoint's position is only taken up on the same.
+        num_examples: Examples per epoch.
+        filled: Share of positions with a token; the rest is padding.
+        fingerprint: A hash of the content; a position is restored only on equal content.
     """
 
     kind: str
@@ -107,10 +106,6 @@ class DataDescription(Shown):
     dtype: str | None = None
     largest_token: int | None = None
     fingerprint: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
 
     def __rich__(self) -> Table:
         table = Table(title=f"data: {self.path}", show_header=False, title_justify="left")

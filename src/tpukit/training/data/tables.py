@@ -1,4 +1,4 @@
-"""Examples of named arrays: an .npz file, arrays in memory, a folder of images."""
+"""Examples of named arrays: from an .npz file, arrays in memory, or a folder of images."""
 
 import hashlib
 import os
@@ -16,13 +16,13 @@ from .stream import Batch, DataDescription
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _SPLITS = ("train", "val", "valid", "validation", "test", "eval", "dev")
-_HASHED_WHOLE = 1 << 28  # bytes; of larger arrays 1,024 rows are hashed
+_FULLY_HASHED_BYTES = 1 << 28  # of larger arrays only 1,024 rows are hashed
 _HASHED_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class ExampleShape:
-    """Shape and format of one entry of an example."""
+    """Shape and dtype of one entry of an example."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -43,33 +43,33 @@ class Table(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the content does."""
+        """A hash of the content."""
         ...
 
     def fitted(self, wanted: Mapping[str, ExampleShape]) -> "Table":
-        """The same examples with the entries that a model reads.
+        """Return the same examples with the entries that a model reads.
 
         Raises:
-            TPUValidationError: They cannot be made of what is there.
+            TPUValidationError: The table cannot provide these entries.
         """
         ...
 
     def rows(self, numbers: Sequence[int]) -> Batch:
-        """These examples, each entry stacked."""
+        """Return these examples, stacked by entry."""
         ...
 
 
 class ArrayTable:
-    """Arrays in memory, of which row i of each is example i."""
+    """Arrays in memory; row i of each array belongs to example i."""
 
     def __init__(self, arrays: Mapping[str, Any], path: str, kind: str = "arrays") -> None:
         self.path, self.kind = path, kind
         self._arrays = {str(name): np.asarray(array) for name, array in arrays.items()}
         sizes = {name: len(a) if a.ndim else 0 for name, a in self._arrays.items()}
         if len({*sizes.values()}) != 1 or not min(sizes.values()):
-            told = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "nothing"
+            rows = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "no arrays"
             raise TPUValidationError(
-                f"{path} holds arrays of different or no rows ({told}); every array needs one row "
+                f"{path} has arrays with different or no rows ({rows}); every array needs one row "
                 "per example."
             )
 
@@ -78,7 +78,7 @@ class ArrayTable:
         """Read a file of numpy.savez.
 
         Raises:
-            TPUValidationError: It cannot be read, or holds pickled objects.
+            TPUValidationError: The file cannot be read, or contains pickled objects.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -94,7 +94,7 @@ class ArrayTable:
 
     @property
     def shapes(self) -> dict[str, ExampleShape]:
-        """The arrays without their first dimension."""
+        """Shapes of the arrays without their first dimension."""
         return {name: ExampleShape(a.shape[1:], a.dtype) for name, a in self._arrays.items()}
 
     @property
@@ -103,41 +103,41 @@ class ArrayTable:
         digest = hashlib.blake2b(digest_size=16)
         for name, array in sorted(self._arrays.items()):
             digest.update(f"{name}{array.shape}{array.dtype};".encode())
-            step = 1 if array.nbytes <= _HASHED_WHOLE else max(1, len(array) // _HASHED_ROWS)
+            step = 1 if array.nbytes <= _FULLY_HASHED_BYTES else max(1, len(array) // _HASHED_ROWS)
             digest.update(np.ascontiguousarray(array[::step]).tobytes())
         return digest.hexdigest()
 
     def fitted(self, wanted: Mapping[str, ExampleShape]) -> "ArrayTable":
-        """The arrays that a model reads, in its formats; others are left out."""
-        found: dict[str, np.ndarray] = {}
+        """Return the arrays that a model reads, in its dtypes; others are left out."""
+        arrays: dict[str, np.ndarray] = {}
         for name, shape in wanted.items():
             if name not in self._arrays:
                 raise TPUValidationError(
-                    f"{self.path} holds {', '.join(self._arrays)}, and the model reads '{name}' "
+                    f"{self.path} has {', '.join(self._arrays)}, but the model reads '{name}' "
                     f"{shape.shape}; rename an array, or name the entries in the builder: "
                     "Workload(…, batch={…}, inputs=(…,))."
                 )
             array = self._arrays[name]
-            whole = np.issubdtype(shape.dtype, np.integer)
-            if array.shape[1:] != shape.shape or (whole and array.dtype.kind not in "iub"):
+            is_integer = np.issubdtype(shape.dtype, np.integer)
+            if array.shape[1:] != shape.shape or (is_integer and array.dtype.kind not in "iub"):
                 raise TPUValidationError(
-                    f"'{name}' of {self.path} has examples {array.shape[1:]} of {array.dtype}, and "
+                    f"'{name}' of {self.path} has examples {array.shape[1:]} of {array.dtype}, but "
                     f"the model reads {shape.shape} of {shape.dtype}."
                 )
-            found[name] = array.astype(shape.dtype, copy=False)
-        return ArrayTable(found, self.path, self.kind)
+            arrays[name] = array.astype(shape.dtype, copy=False)
+        return ArrayTable(arrays, self.path, self.kind)
 
     def rows(self, numbers: Sequence[int]) -> Batch:
-        """These rows of every array."""
+        """Return these rows of every array."""
         return {name: array[numbers] for name, array in self._arrays.items()}
 
 
 class ImageTable:
-    """A folder of images, one subfolder per class; they are decoded when they are read.
+    """A folder of images with one subfolder per class; images are decoded on reading.
 
     Args:
         folder: Its subfolders are the classes, numbered in the order of their names.
-        wanted: The entries to make; by default "inputs" (height, width, 3) of float32 from 0 to
+        wanted: The entries of an example; by default "inputs" (height, width, 3) float32 from 0 to
             1, in the size of the first image, and "targets", the class.
     """
 
@@ -145,7 +145,7 @@ class ImageTable:
 
     def __init__(self, folder: Path, wanted: Mapping[str, ExampleShape] | None = None) -> None:
         self.path = str(folder)
-        self.classes = [one.name for one in sorted(folder.iterdir()) if one.is_dir()]
+        self.classes = [entry.name for entry in sorted(folder.iterdir()) if entry.is_dir()]
         self._files = [
             (file, number)
             for number, name in enumerate(self.classes)
@@ -154,18 +154,18 @@ class ImageTable:
         ]
         if {name.lower() for name in self.classes} <= {*_SPLITS} or not self._files:
             raise TPUValidationError(
-                f"{folder} needs one folder of images per class, and has "
+                f"{folder} needs one folder of images per class, but has "
                 f"{', '.join(self.classes[:4])} with {len(self._files)} images; name one split: "
                 f"{folder}/{self.classes[0] if self.classes else 'train'}."
             )
         self.shapes = dict(wanted) if wanted is not None else self._native()
-        images = [name for name, one in self.shapes.items() if len(one.shape) == 3]
-        labels = [name for name, one in self.shapes.items() if not one.shape]
+        images = [name for name, entry in self.shapes.items() if len(entry.shape) == 3]
+        labels = [name for name, entry in self.shapes.items() if not entry.shape]
         if len(images) != 1 or len(images) + len(labels) != len(self.shapes):
-            told = ", ".join(f"{name} {one.shape}" for name, one in self.shapes.items())
+            reads = ", ".join(f"{name} {entry.shape}" for name, entry in self.shapes.items())
             raise TPUValidationError(
-                f"{folder} gives an image (height, width, channels) and its class, and the model "
-                f"reads {told}; make batches of your own: --data file.py:function."
+                f"{folder} gives an image (height, width, channels) and its class, but the model "
+                f"reads {reads}; write a function that yields batches: --data file.py:function."
             )
         self._image, self._labels = images[0], labels
 
@@ -174,7 +174,7 @@ class ImageTable:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of names and sizes of all files, and of the content of some."""
+        """A hash of the names and sizes of all files, and of the content of some."""
         digest = hashlib.blake2b(digest_size=16)
         for file, number in self._files:
             digest.update(f"{number}/{file.name};{file.stat().st_size};".encode())
@@ -183,11 +183,11 @@ class ImageTable:
         return digest.hexdigest()
 
     def fitted(self, wanted: Mapping[str, ExampleShape]) -> "ImageTable":
-        """The same images in the size that a model reads."""
+        """Return the same images in the size that a model reads."""
         return ImageTable(Path(self.path), wanted)
 
     def rows(self, numbers: Sequence[int]) -> Batch:
-        """These images, decoded, and their classes."""
+        """Return these images, decoded, and their classes."""
         chosen = [self._files[number] for number in numbers]
         batch = {self._image: np.stack([self._decoded(file) for file, _ in chosen])}
         for name in self._labels:
@@ -204,22 +204,22 @@ class ImageTable:
 
     def _decoded(self, file: Path) -> np.ndarray:
         shape, dtype = self.shapes[self._image].shape, self.shapes[self._image].dtype
-        first = shape[0] in (1, 3) and shape[2] not in (1, 3)  # channels first, as torch has them
-        channels, height, width = shape if first else (shape[2], shape[0], shape[1])
+        channels_first = shape[0] in (1, 3) and shape[2] not in (1, 3)  # as in torch
+        channels, height, width = shape if channels_first else (shape[2], shape[0], shape[1])
         with _opened(file) as image:
             try:
                 plain = image.convert("L" if channels == 1 else "RGB").resize((width, height))
                 pixels = np.asarray(plain, np.uint8).reshape(height, width, channels)
             except (OSError, ValueError, SyntaxError) as error:
                 raise _unreadable(file, error) from None
-        pixels = pixels.transpose(2, 0, 1) if first else pixels
+        pixels = pixels.transpose(2, 0, 1) if channels_first else pixels
         if np.issubdtype(dtype, np.integer):
             return pixels.astype(dtype)
         return (pixels.astype(np.float32) / 255).astype(dtype)
 
 
 class TableExamples:
-    """A table as examples that are read several batches at a time."""
+    """A table as `Examples`."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -228,7 +228,7 @@ class TableExamples:
         return len(self._table)
 
     def read(self, numbers: np.ndarray) -> list[Batch]:
-        """A batch for each row of numbers."""
+        """Return one batch per row of numbers."""
         return [self._table.rows(row) for row in numbers.tolist()]
 
 
@@ -245,16 +245,16 @@ class TableData(IndexedData):
 
     @property
     def path(self) -> str:
-        """Where the table is."""
+        """Path of the table, for messages."""
         return self.table.path
 
     @property
     def example_size(self) -> int:
-        """Numbers in an example, all entries together."""
-        return max(1, sum(int(np.prod(one.shape)) for one in self.table.shapes.values()))
+        """Numbers per example, over all entries."""
+        return max(1, sum(int(np.prod(entry.shape)) for entry in self.table.shapes.values()))
 
     def describe(self) -> DataDescription:
-        """What the data are."""
+        """Return a description of the data."""
         return DataDescription(
             kind=self.table.kind,
             path=self.table.path,
@@ -264,25 +264,24 @@ class TableData(IndexedData):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a position depends on."""
+        """Return the settings that a position depends on."""
         return {"kind": self.table.kind, "fingerprint": self.table.fingerprint}
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a folder has subfolders with images, or with such subfolders (splits)."""
+    """Return whether a folder has subfolders with images, or splits with such subfolders."""
     if not os.path.isdir(path):
         return False
-    for one in path.iterdir():
-        if one.is_dir() and any(_holds_images(inner) for inner in (one, *_folders(one))):
-            return True
-    return False
+    return any(
+        _has_images(inner) for folder in _folders(path) for inner in (folder, *_folders(folder))
+    )
 
 
 def _folders(path: Path) -> list[Path]:
-    return [one for one in path.iterdir() if one.is_dir()]
+    return [entry for entry in path.iterdir() if entry.is_dir()]
 
 
-def _holds_images(path: Path) -> bool:
+def _has_images(path: Path) -> bool:
     return any(file.suffix.lower() in IMAGES for file in path.iterdir() if file.is_file())
 
 

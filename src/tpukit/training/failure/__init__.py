@@ -1,4 +1,4 @@
-"""What a training run does about signals, bad losses and hangs."""
+"""How a training run handles signals, bad losses and hangs."""
 
 from .loss_guard import Decision as Decision
 from .loss_guard import LossGuard as LossGuard

@@ -1,11 +1,11 @@
-"""Notice a loss that is not a number or far above the recent ones, and say what to do."""
+"""Detection of bad losses: NaN, infinity, or far above the recent ones."""
 
 import itertools
 import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from ...errors import ConfigError, did_you_mean
@@ -14,25 +14,25 @@ from ...shown import Shown
 Policy = Literal["rollback", "skip", "stop"]
 Action = Literal["continue", "rollback", "skip", "stop"]
 
-# Of independent normal noise, the standard deviation is this many median jumps from one value to
-# the next. Jumps see the noise alone, where deviations from a median would see a falling loss too.
+# The standard deviation of independent normal noise, in median jumps from one value to the next.
+# Jumps measure the noise alone; deviations from a median would also measure a falling loss.
 SIGMA_PER_JUMP = 1.4826 / math.sqrt(2)
-# Below this share of the loss a deviation is never a spike, however smooth the curve was.
+# A lower bound of the standard deviation, as a share of the loss, for very smooth curves.
 SMALLEST_SIGMA = 0.01
-# The last so many good losses say where the loss is now; before there are as many, none is judged.
+# Good losses whose median is the present loss; before there are as many, none is judged.
 RECENT = 16
 
 
 @dataclass(frozen=True)
 class Decision(Shown):
-    """What to do after a step.
+    """The action to take after a step.
 
     Attributes:
-        action: "continue"; "skip": do not apply this step's update, and go on with the next
-            batch; "rollback": restore the newest checkpoint and leave the data stream where it
-            is, so that the batches since then are not seen again; "stop": end the run.
+        action: "continue"; "skip": do not apply this step's update, and take the next batch;
+            "rollback": restore the newest checkpoint but not the position of the data, so that
+            no batch is repeated; "stop": end the run.
         step: The step that was judged.
-        reason: Why, when the action is not "continue".
+        reason: Why the action is not "continue".
     """
 
     action: Action
@@ -41,12 +41,8 @@ class Decision(Shown):
 
     @property
     def is_bad(self) -> bool:
-        """Whether something has to be done."""
+        """Whether the action is not "continue"."""
         return self.action != "continue"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The decision as plain data."""
-        return asdict(self)
 
     def __rich__(self) -> str:
         return f"step {self.step}: {self.action}" + (f", {self.reason}" if self.reason else "")
@@ -55,8 +51,8 @@ class Decision(Shown):
 class LossGuard:
     """Judges each step by its loss and gradient norm.
 
-    The loss is compared with the median of the last good ones, in units of the noise that their
-    median jump shows: neither is moved by the very outliers they are there to find.
+    The loss is compared with the median of recent good losses, in units of their noise, which is
+    estimated from the median jump. Outliers move neither median.
 
     Args:
         policy: What to do about a bad step.
@@ -77,13 +73,13 @@ class LossGuard:
     ) -> None:
         if policy not in get_args(Policy):
             raise ConfigError(
-                f"The policy for bad losses is '{policy}'; it is one of "
+                f"The policy for bad losses is '{policy}'; expected one of "
                 f"{', '.join(get_args(Policy))}.{did_you_mean(policy, get_args(Policy))}"
             )
         if spike_factor is not None and not spike_factor > 0:
             raise ConfigError(f"spike_factor is {spike_factor}; give a number above 0, or None.")
         if window < RECENT:
-            raise ConfigError(f"window is {window}; compare with at least {RECENT} losses.")
+            raise ConfigError(f"window is {window}; give at least {RECENT} losses.")
         if max_interventions < 0:
             raise ConfigError(f"max_interventions is {max_interventions}; give 0 or more.")
         self._policy: Policy = policy
@@ -94,7 +90,7 @@ class LossGuard:
         self._good_since = 0
 
     def observe(self, step: int, loss: float, grad_norm: float | None = None) -> Decision:
-        """Judge one step; a step seen before, after a rollback, replaces what followed it."""
+        """Judge one step; a step that repeats after a rollback replaces the later ones."""
         while self._good and self._good[-1][0] >= step:
             self._good.pop()
         reason = self._problem(loss, grad_norm)
@@ -110,23 +106,23 @@ class LossGuard:
             return Decision(
                 "stop",
                 step,
-                f"{reason}; {self._max_interventions} times before, "
-                f"{self._policy} did not help for long",
+                f"{reason}; {self._policy} was tried {self._max_interventions} times and did not "
+                "help for long",
             )
         return Decision(self._policy, step, reason)
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as plain data for a checkpoint."""
+        """Return its memory as plain data, for a checkpoint."""
         return {
-            "good": [list(seen) for seen in self._good],
+            "good": [list(pair) for pair in self._good],
             "interventions": self._interventions,
             "good_since": self._good_since,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state()` gave."""
-        seen = cast("list[tuple[int, float]]", state["good"])
-        self._good = deque(((step, loss) for step, loss in seen), maxlen=self._good.maxlen)
+        """Continue from the output of `state()`."""
+        pairs = cast("list[tuple[int, float]]", state["good"])
+        self._good = deque(((step, loss) for step, loss in pairs), maxlen=self._good.maxlen)
         self._interventions = state["interventions"]
         self._good_since = state["good_since"]
 
@@ -137,7 +133,7 @@ class LossGuard:
             return f"the gradient norm is {grad_norm}"
         if self._spike_factor is None or len(self._good) < RECENT:
             return None
-        losses = [seen for _, seen in self._good]
+        losses = [good for _, good in self._good]
         median = statistics.median(losses[-RECENT:])
         jump = statistics.median(abs(b - a) for a, b in itertools.pairwise(losses))
         sigma = max(SIGMA_PER_JUMP * jump, SMALLEST_SIGMA * abs(median))

@@ -1,4 +1,4 @@
-"""Stop training at a step all processes agree on when any of them is told to stop."""
+"""A stop by signal, after a step that all processes agree on."""
 
 import contextlib
 import logging
@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class PreemptionGuard:
-    """Turns SIGTERM (a spot or maintenance notice) and Ctrl-C into a stop after a whole step.
+    """Turns SIGTERM (a spot or maintenance notice) and Ctrl-C into a stop after a full step.
 
     ```python
     with PreemptionGuard() as guard:
@@ -33,10 +33,10 @@ class PreemptionGuard:
                 break
     ```
 
-    A second Ctrl-C interrupts at once. A command (`tpukit train`) ends 2 s after the first, with
-    the step saved or not: somebody sits there and waits. In a job of several processes jax spreads
-    the notice: a signal to one process stops all of them after the same step. Outside the main
-    thread, where Python delivers no signals, nothing is caught.
+    A second Ctrl-C interrupts at once. A command (`tpukit train`) ends 2 s after the first, even
+    if the step is not saved by then, because a person waits at the terminal. In a job of several
+    processes jax passes the notice on: a signal to one process stops all of them after the same
+    step. Outside the main thread, where Python delivers no signals, none is caught.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class PreemptionGuard:
         return None if self._seen is None else self._seen.name
 
     def should_stop(self, step: int) -> bool:
-        """Whether to save and stop now; every process must ask after every step.
+        """Return whether to save and stop now; every process must call it after every step.
 
         Args:
             step: How many steps have been taken, the same number in every process.
@@ -62,29 +62,24 @@ class PreemptionGuard:
         if not self._stopping:
             self._stopping = self._agreed(step) if jax.process_count() > 1 else bool(self._seen)
             if self._stopping:
-                told = self.signal_name or "some process was told to stop"
-                logger.info("Stopping after step %d: %s", step, told)
+                reason = self.signal_name or "another process received a signal"
+                logger.info("Stopping after step %d: %s", step, reason)
         return self._stopping
 
     def __enter__(self) -> "PreemptionGuard":
         if threading.current_thread() is not threading.main_thread():
             logger.warning("Signals are not caught: training does not run in the main thread")
             return self
-        # Where several processes run, jax itself listens for SIGTERM, to tell the others.
+        # In a job of several processes jax itself listens for SIGTERM, to notify the others.
         caught = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGINT, signal.SIGTERM]
         for number in caught:
             self._before[number] = signal.signal(number, self._on_signal)
-        # Several processes agree on a step, however long that takes them.
+        # Several processes get the time they need to agree on a step.
         patience_s = PATIENCE_S if jax.process_count() == 1 else math.inf
         self._patience.enter_context(ending_well(patience_s))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -97,14 +92,14 @@ class PreemptionGuard:
             (before if callable(before) else signal.default_int_handler)(number, frame)
         first, self._seen = self._seen is None, received
         if first:
-            # Not through a stream or a log, whose locks the interrupted code may hold.
+            # Not through a stream or a logger, because the interrupted code may hold their locks.
             os.write(2, self._notice(received).encode())
         if first and jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # so that jax tells the other processes
+            os.kill(os.getpid(), signal.SIGTERM)  # so that jax notifies the other processes
 
     def _notice(self, received: signal.Signals) -> str:
-        alone = jax.process_count() == 1
-        if received is signal.SIGINT and alone and ctrl_c_ends_process():
+        is_single = jax.process_count() == 1
+        if received is signal.SIGINT and is_single and ctrl_c_ends_process():
             return _HURRIED
         return _NOTICE.format(name=received.name)
 
@@ -115,6 +110,6 @@ class PreemptionGuard:
             return multihost_utils.reached_preemption_sync_point(step)
         except RuntimeError as error:
             raise TPUDistributedError(
-                "Processes cannot agree on a step to stop at, because jax's preemption service is "
-                "off; set jax_enable_preemption_service before MultiHostConfig.setup()."
+                "The processes cannot agree on a step to stop at, because jax's preemption service "
+                "is off; set jax_enable_preemption_service before MultiHostConfig.setup()."
             ) from error

@@ -1,4 +1,4 @@
-"""A watchdog that ends a training process which makes no progress."""
+"""A watchdog that ends a training process that makes no progress."""
 
 import contextlib
 import faulthandler
@@ -8,28 +8,27 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from ...errors import ConfigError
-from ...runtime.exit_codes import ExitCode
+from ...exit_codes import ExitCode
 from ...runtime.files import open_private, unguessable_folder
 
 logger = logging.getLogger(__name__)
 
-LOOKS_PER_TIMEOUT = 10
-LONGEST_LOOK_S = 5.0
-# How much later than this thread the interpreter's own timer acts, when Python is blocked.
+POLLS_PER_TIMEOUT = 10
+LONGEST_POLL_S = 5.0
+# Timeouts by which the interpreter's own timer acts later than this thread.
 GRACE = 1.5
 
 
 class HangWatchdog:
-    """Watches that `beat()` is called often enough.
+    """Ends the process if `beat()` is not called often enough.
 
-    A worker that hangs in a collective keeps every other one waiting, so it must not stay: its
-    stacks go to a file, and the process exits with `ExitCode.HUNG`. When Python itself is blocked
-    (a C extension that holds the interpreter), its built-in timer writes the stacks somewhat
-    later and exits with `ExitCode.FAILED`.
+    A worker that hangs in a collective makes all others wait, so it must end: its stack traces are
+    written to a file, and the process exits with `ExitCode.HUNG`. If Python itself is blocked (by a
+    C extension that holds the interpreter lock), its built-in timer writes the stack traces
+    somewhat later and exits with `ExitCode.FAILED`.
 
     ```python
     with HangWatchdog(600, directory=run_directory) as watchdog:
@@ -40,11 +39,11 @@ class HangWatchdog:
 
     Args:
         timeout_s: The longest time between two beats.
-        on_hang: Called with the file of the stacks instead of ending the process.
-        directory: Where that file goes; by default a new folder in the temporary one, which
-            only this user may enter.
-        first_timeout_s: The longest time to the first beat, which waits for the compiler;
-            by default `timeout_s`.
+        on_hang: Called with the file of stack traces, instead of ending the process.
+        directory: Folder of that file; by default a new private folder among the temporary
+            files.
+        first_timeout_s: The longest time to the first beat, which includes compiling; by
+            default `timeout_s`.
     """
 
     def __init__(
@@ -57,10 +56,10 @@ class HangWatchdog:
     ) -> None:
         for name, value in (("timeout_s", timeout_s), ("first_timeout_s", first_timeout_s)):
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {value}; give it some seconds.")
+                raise ConfigError(f"{name} is {value}; give a number of seconds above 0.")
         self._timeout_s = timeout_s
         self._on_hang = on_hang
-        # Not in the temporary folder itself: whoever knows the name could place a link there.
+        # Not in the temporary folder itself, where another user could place a link of that name.
         folder = unguessable_folder() if directory is None else Path(directory)
         self._is_own_folder = directory is None
         self._stacks_path = folder / f"hang-{os.getpid()}.txt"
@@ -72,13 +71,13 @@ class HangWatchdog:
         self._thread: threading.Thread | None = None
 
     def beat(self) -> None:
-        """Say that a step was completed."""
+        """Report that a step was completed."""
         self._last_beat = time.monotonic()
         self._beats += 1
 
     @contextlib.contextmanager
     def allow(self, timeout_s: float) -> Generator[None]:
-        """Let what is done inside (an evaluation, a compile) take this long instead."""
+        """Set another timeout for the block, such as an evaluation or a compile."""
         before, self._allowed_s = self._allowed_s, timeout_s
         self._last_beat = time.monotonic()
         try:
@@ -98,12 +97,7 @@ class HangWatchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -114,7 +108,7 @@ class HangWatchdog:
         return self._timeout_s if self._beats else self._first_timeout_s
 
     def _arm(self, stacks: IO[str], left_s: float) -> None:
-        # From the thread that trains too: it may block Python before the watching one has run.
+        # Called in the training thread too, which may block Python before the watching thread runs.
         if self._on_hang is None:
             later_s = left_s + GRACE * self._limit_s()
             faulthandler.dump_traceback_later(later_s, exit=True, file=stacks)
@@ -128,7 +122,7 @@ class HangWatchdog:
                     self._report(stacks, limit_s)
                     return
                 self._arm(stacks, left_s)
-                self._closed.wait(min(LONGEST_LOOK_S, limit_s / LOOKS_PER_TIMEOUT))
+                self._closed.wait(min(LONGEST_POLL_S, limit_s / POLLS_PER_TIMEOUT))
         finally:
             if self._on_hang is None:
                 faulthandler.cancel_dump_traceback_later()
@@ -142,7 +136,7 @@ class HangWatchdog:
         stacks.write(f"No step was completed for {limit_s:.1f} s; {self._beats} before.\n\n")
         stacks.flush()
         faulthandler.dump_traceback(file=stacks, all_threads=True)
-        # Only now: the thread that hangs may hold the lock of a log handler.
+        # After the file, because the hanging thread may hold the lock of a log handler.
         logger.error(
             "No step was completed for %.1f s (%d before); the stacks of all threads are in %s",
             limit_s,

@@ -10,9 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
 from tpukit.kernels.ops.cross_entropy import chunked
-from tpukit.kernels.ops.cross_entropy.api import cross_entropy
-from tpukit.kernels.ops.cross_entropy.blocks import CrossEntropyBlocks
-from tpukit.kernels.ops.cross_entropy.specs import OP
+from tpukit.kernels.ops.cross_entropy.api import OP, cross_entropy
+from tpukit.kernels.ops.cross_entropy.pallas_tpu import CrossEntropyBlocks
 
 # Blocks that stick out of 40 tokens and 300 columns on every side.
 BLOCKS = CrossEntropyBlocks(tokens=32, vocab=256, backward_tokens=16, backward_vocab=128)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tpukit.kernels.ops.cross_entropy import chunked, triton_gpu
-from tpukit.kernels.ops.cross_entropy import filled as filled_logits
 from tpukit.kernels.ops.cross_entropy.api import cross_entropy
 from tpukit.kernels.ops.cross_entropy.terms import LossTerms
 
@@ -58,11 +57,11 @@ def test_losses_and_slopes_against_float64(vocab, z_loss, soft_cap):
 def test_the_public_function_takes_it_on_one_gpu(monkeypatch, tokens, width, rows, is_filled):
     kernel = partial(triton_gpu.losses_and_slopes, interpret=True)
     used = []
-    monkeypatch.setattr(filled_logits, "FEWEST_ADDED", 8)
-    monkeypatch.setattr(filled_logits, "FEWEST_FILLED", 4)
+    monkeypatch.setattr(triton_gpu, "FEWEST_ADDED", 8)
+    monkeypatch.setattr(triton_gpu, "FEWEST_FILLED", 4)
     filled = []
     monkeypatch.setattr(
-        chunked, "filled_total", lambda *a: filled.append(a) or filled_logits.filled_total(*a)
+        chunked, "filled_total", lambda *a: filled.append(a) or triton_gpu.filled_total(*a)
     )
     monkeypatch.setattr(
         triton_gpu, "losses_and_slopes", lambda *a, **k: used.append(a[0].shape) or kernel(*a, **k)

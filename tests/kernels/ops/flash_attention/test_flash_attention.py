@@ -13,11 +13,10 @@ from jax.experimental.pallas import tpu as pltpu
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.ops.flash_attention import reference
-from tpukit.kernels.ops.flash_attention.api import flash_attention
+from tpukit.kernels.ops.flash_attention.api import OP, case, flash_attention
 from tpukit.kernels.ops.flash_attention.problem import FlashBlocks, SegmentIds
-from tpukit.kernels.ops.flash_attention.specs import OP, case
 from tpukit.kernels.ops.flash_attention.visibility import BlockMask
-from tpukit.kernels.ops.rope.tables import RopeTables
+from tpukit.kernels.ops.rope import RopeTables
 
 SMALL = FlashBlocks(128, 128, 128, 1, 128, 128, 128)
 STAIRS = FlashBlocks(256, 256, 128, 2, 256, 128, 256)
@@ -171,7 +170,7 @@ def test_kernel_agrees_with_float64_at_the_rest(name: str, no_races: Any) -> Non
 def test_rows_in_turn_agree_with_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tpukit.kernels.ops.flash_attention import xla
 
-    monkeypatch.setattr(xla, "LONGEST_WHOLE", 128)
+    monkeypatch.setattr(xla, "LONGEST_AT_ONCE", 128)
     monkeypatch.setattr(xla, "ROWS", 96)
     case = {**CASES, **SLOW_CASES}[name]
     arrays, extra, options = make(case)
@@ -271,12 +270,12 @@ X = jnp.zeros((1, 256, 4, 64))
     ("arrays", "options", "message"),
     [
         ((X, X[0], X[0]), {}, r"takes q \(B, S, H, D\)"),
-        ((X, X[:, :, :3], X[:, :, :3]), {}, "do not go together"),
+        ((X, X[:, :, :3], X[:, :, :3]), {}, "do not match"),
         ((X, X, X.astype(jnp.bfloat16)), {}, "cast them to one dtype"),
         ((X, X, X), {"sinks": jnp.zeros(3)}, r"there are 4 query heads; give \(4,\)"),
-        ((X, X, X), {"chunk": 0, "causal": True}, "chunk=0 has no room"),
+        ((X, X, X), {"chunk": 0, "causal": True}, "chunk=0 must be at least 1"),
         ((X, X, X), {"chunk": 64}, "chunk=64 is for causal attention .* instead"),
-        ((X, X, X), {"window": 0}, "window=0 leaves .* give 1 or more"),
+        ((X, X, X), {"window": 0}, "window=0 must be at least 1"),
         ((X, X, X), {"mask": np.ones((3, 2), bool), "block_size": 128}, r"each of \(2, 2\) blocks"),
         (
             (X, X, X),
@@ -293,7 +292,7 @@ X = jnp.zeros((1, 256, 4, 64))
         ((X, X, X), {"soft_cap": 0.0}, "must be positive; None switches it off"),
         ((X, X, X), {"block_size": 0}, "must be positive; None takes the tuned blocks"),
         ((X, X, X), {"rope": X[0, :, 0, :32]}, "takes a pair"),
-        ((X, X, X), {"implementation": "xla", "use_flash": False}, "give one of the two"),
+        ((X, X, X), {"implementation": "xla", "use_flash": False}, "give only one of them"),
         ((X.astype(jnp.float16),) * 3, {"implementation": "pallas_tpu"}, "float32 or bfloat16"),
     ],
 )

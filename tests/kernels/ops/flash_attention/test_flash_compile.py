@@ -8,8 +8,7 @@ import pytest
 
 from tpukit.compiler.aot import compile_for
 from tpukit.hardware.target import target_chip
-from tpukit.kernels.ops.flash_attention.api import flash_attention
-from tpukit.kernels.ops.flash_attention.specs import OP, case
+from tpukit.kernels.ops.flash_attention.api import OP, case, flash_attention
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 

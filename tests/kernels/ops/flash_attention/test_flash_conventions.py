@@ -120,7 +120,7 @@ def test_the_layer_of_the_documents_runs_with_and_without_a_mask(judge: Any) -> 
         ({"mask": np.ones((2, 1, 256, 256), bool)}, r"\(2, 1, 256, 256\), which neither broadc"),
         ({"mask": np.ones((1, 1, 1, 256, 256), bool)}, "neither broadcasts"),
         ({"mask": np.ones((256, 255), bool)}, r"= \(1, 4, 256, 256\) nor has a value for each bl"),
-        ({"layout": "BHDS"}, "it is 'BSHD' or 'BHSD'. Did you mean 'B"),
+        ({"layout": "BHDS"}, "expected 'BSHD' or 'BHSD'. Did you mean 'B"),
         ({"layout": "bshd"}, "Did you mean 'BSHD'"),
     ],
 )

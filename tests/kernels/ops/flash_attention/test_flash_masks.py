@@ -14,10 +14,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.ops.flash_attention import pallas_tpu, xla
-from tpukit.kernels.ops.flash_attention.api import flash_attention
-from tpukit.kernels.ops.flash_attention.masks import read_mask
+from tpukit.kernels.ops.flash_attention.api import OP, flash_attention
+from tpukit.kernels.ops.flash_attention.arguments import read_mask
 from tpukit.kernels.ops.flash_attention.problem import FlashBlocks, SegmentIds
-from tpukit.kernels.ops.flash_attention.specs import OP
 from tpukit.kernels.registry.op import KernelCase
 
 KINDS = ("all", "no_heads", "scores", "heads", "keys", "keys_of_heads", "queries")
@@ -123,7 +122,7 @@ def test_every_shape_agrees_with_numpy(
     kind: str, implementation: str, judge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of scores in turn, as for long sequences.
-    monkeypatch.setattr(xla, "LONGEST_WHOLE", 64)
+    monkeypatch.setattr(xla, "LONGEST_AT_ONCE", 64)
     monkeypatch.setattr(xla, "ROWS", 48)
     arrays = judge.arrays(2, 100, 130, 4, 2, 16, "float32")
     mask = judge.mask(kind, (2, 4, 100, 130))

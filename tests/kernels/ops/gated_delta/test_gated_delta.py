@@ -13,8 +13,8 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from tpukit.errors import TPUKernelError
 from tpukit.kernels import gated_delta, gated_delta_step, get_tpu_op
 from tpukit.kernels.ops.gated_delta import reference
-from tpukit.kernels.ops.gated_delta.blocks import DeltaBlocks
-from tpukit.kernels.ops.gated_delta.triangular import unit_lower_inverse
+from tpukit.kernels.ops.gated_delta.operands import DeltaBlocks
+from tpukit.kernels.ops.gated_delta.xla import unit_lower_inverse
 
 
 def problem(*, batch=2, tokens=150, key_heads=2, value_heads=4, width=16, value_width=24, seed=0):

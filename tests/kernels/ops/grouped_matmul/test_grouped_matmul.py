@@ -12,10 +12,13 @@ from jax.experimental.pallas import tpu as pltpu
 from tpukit.errors import TPUKernelError
 from tpukit.hardware import get_chip
 from tpukit.kernels.blocks.vmem import vmem_capacity_bytes
-from tpukit.kernels.ops.grouped_matmul.api import IMPLEMENTATIONS, grouped_matmul
-from tpukit.kernels.ops.grouped_matmul.blocks import GroupedBlocks
-from tpukit.kernels.ops.grouped_matmul.specs import OP
-from tpukit.kernels.ops.grouped_matmul.work import GroupedShape, drhs_work, product_work
+from tpukit.kernels.ops.grouped_matmul.api import IMPLEMENTATIONS, OP, grouped_matmul
+from tpukit.kernels.ops.grouped_matmul.blocks import (
+    GroupedBlocks,
+    GroupedShape,
+    drhs_work,
+    product_work,
+)
 from tpukit.kernels.registry.op import KernelCase
 
 # Tiles that hold several groups, groups without rows, rows of nobody, and ends that stick out.

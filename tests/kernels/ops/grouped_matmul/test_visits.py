@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpukit.kernels.ops.grouped_matmul.api import OP
 from tpukit.kernels.ops.grouped_matmul.blocks import even_tile
-from tpukit.kernels.ops.grouped_matmul.specs import OP
 from tpukit.kernels.ops.grouped_matmul.visits import plan_visits
 from tpukit.kernels.timing.prefetched import find_pallas_calls
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tpukit.compiler.timeline.work import work_of
-from tpukit.kernels.ops.rms_norm.specs import OP, case
+from tpukit.compiler.timeline.machine import work_of
+from tpukit.kernels.ops.rms_norm.api import OP, case
 from tpukit.kernels.timing.profile import profile_kernel
 
 CASE = case(2048, 2048)

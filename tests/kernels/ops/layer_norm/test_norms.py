@@ -9,10 +9,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.ops.layer_norm.specs import OP as LAYER_NORM
+from tpukit.kernels.ops.layer_norm.api import OP as LAYER_NORM
+from tpukit.kernels.ops.rms_norm.api import OP as RMS_NORM
 from tpukit.kernels.ops.rms_norm.api import rms_norm
-from tpukit.kernels.ops.rms_norm.blocks import RowBlocks
-from tpukit.kernels.ops.rms_norm.specs import OP as RMS_NORM
+from tpukit.kernels.ops.rms_norm.pallas_tpu import RowBlocks
 
 # Two cores, as v5p has: what they share must not depend on which of them is first.
 STRICT = pltpu.InterpretParams(
@@ -126,7 +126,7 @@ def test_rows_too_wide_for_vmem_are_left_to_xla():
 
 def test_refusals_teach():
     x, scale, _, _ = draw((8, 128), "float32")
-    with pytest.raises(TPUKernelError, match="give one of the two"):
+    with pytest.raises(TPUKernelError, match="give only one of them"):
         rms_norm(x, scale, use_fused_ops=False, implementation="pallas_tpu")
-    with pytest.raises(TPUKernelError, match="takes float32 or bfloat16 and x is float16"):
+    with pytest.raises(TPUKernelError, match="takes float32 or bfloat16, but x is float16"):
         rms_norm(x.astype(jnp.float16), implementation="pallas_tpu")

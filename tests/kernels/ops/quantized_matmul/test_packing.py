@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.stored_formats import WEIGHT_FORMATS
-from tpukit.kernels.ops.quantized_matmul import packing
+from tpukit.kernels.ops.quantized_matmul import weight as packing
 from tpukit.kernels.ops.quantized_matmul.weight import QuantizedWeight
 
 # Compiled whole: at every new shape that takes less than one operation after the other.
@@ -150,7 +150,7 @@ def test_bits_are_counted_with_scales_and_codebook():
     weight = pack_vq(codes, jnp.zeros((1, 256, 4), jnp.int8), jnp.ones(256))
     assert weight.bits_per_weight == 2 + (256 * 32 + 256 * 32) / (1024 * 256)
     assert weight.to_dict()["entries"] == 256
-    assert "bits a weight" in weight.__rich__()
+    assert "bits per weight" in weight.__rich__()
     assert isinstance(weight, QuantizedWeight)
 
 
@@ -161,7 +161,7 @@ def test_bits_are_counted_with_scales_and_codebook():
         (lambda: pack_int8(jnp.ones((4, 4), jnp.int8), jnp.ones(3)), r"expected \(4,\)"),
         (
             lambda: pack_int4(jnp.ones((4, 4), jnp.int8), jnp.ones((1, 4)), group=64),
-            "group=64 is no multiple of 128",
+            "group=64 must be a multiple of 128",
         ),
         (
             lambda: pack_vq(

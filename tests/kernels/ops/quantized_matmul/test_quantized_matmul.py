@@ -10,10 +10,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
 from tpukit.kernels.ops.quantized_matmul import pallas_tpu
-from tpukit.kernels.ops.quantized_matmul.activations import quantize_rows
 from tpukit.kernels.ops.quantized_matmul.api import quantized_matmul
-from tpukit.kernels.ops.quantized_matmul.blocks import QuantizedBlocks
-from tpukit.kernels.ops.quantized_matmul.packing import dequantize, pack_vq, quantize_weight
+from tpukit.kernels.ops.quantized_matmul.pallas_tpu import QuantizedBlocks
+from tpukit.kernels.ops.quantized_matmul.weight import (
+    dequantize,
+    pack_vq,
+    quantize_rows,
+    quantize_weight,
+)
 
 # More than one block along every axis, and the last one of rows and columns sticks out.
 ROWS, WIDTH, COLUMNS = 40, 200, 150

@@ -90,18 +90,21 @@ def test_an_op_of_tpukit_is_named_by_its_own_name():
     [
         ({"num_devices": 16}, "it ran on 16 devices"),
         ({"timing_method": "host_wall_clock"}, "may count the host's dispatch"),
-        ({"op": "paged_attention"}, "its source is not here"),
-        ({"impl": "pallas_mosaic_tpu_v2"}, "its source is not here"),
+        ({"op": "paged_attention"}, "its source is not available"),
+        ({"impl": "pallas_mosaic_tpu_v2"}, "its source is not available"),
         ({"impl": "xla_chunked"}, "does not say how long its chunks are"),
-        ({"config": {}}, "does not say its block sizes"),
+        ({"config": {}}, "does not state its block sizes"),
         ({"config": {"block_q": 100}}, "tokamax refuses its block sizes"),
         ({"config": {"block_x": 8}}, "has no block size 'block_x'"),
-        ({"dtypes": {"q": "bfloat16"}}, "does not say the dtype of 'k'"),
-        ({"dtypes": {"q": "bytes16", "k": "b", "v": "b"}}, "'bytes16', the dtype of 'q', is none"),
+        ({"dtypes": {"q": "bfloat16"}}, "does not state the dtype of 'k'"),
+        (
+            {"dtypes": {"q": "bytes16", "k": "b", "v": "b"}},
+            "'bytes16', the dtype of 'q', is",
+        ),
         ({"shapes": {"q": [2, 256, 2, 128]}}, "cannot be traced"),
-        ({"shapes": {"queries": [8]}}, "'queries' is no argument of tokamax's attention_fwd"),
-        ({"mask_kind": "window"}, "its mask is of kind 'window'"),
-        ({"static_args": {"precision": "HALF"}}, "precision 'HALF' is none that is known here"),
+        ({"shapes": {"queries": [8]}}, "'queries' is not an argument of tokamax's attention_fwd"),
+        ({"mask_kind": "window"}, "its mask kind 'window' is unknown"),
+        ({"static_args": {"precision": "HALF"}}, "precision 'HALF' is unknown"),
         ({"static_args": {"sinks": True}}, "has no argument 'sinks'"),
     ],
 )
@@ -113,11 +116,11 @@ def test_a_row_that_cannot_be_written_says_why(attention_row, changed, said):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"group_sizes": None}, "does not say the sizes of its groups"),
+        ({"group_sizes": None}, "does not state its group sizes"),
         ({"group_sizes": {"values": [512]}}, "has 1 group sizes for group_sizes of shape"),
-        ({"group_sizes": {"values": [2**40, 1]}}, "larger than an int32"),
+        ({"group_sizes": {"values": [2**40, 1]}}, "does not fit in an int32"),
         ({"dims": {"variant": "sideways", "k": 256, "n": 384}}, "no variant of ragged_dot"),
-        ({"config": {"tile_m": 128, "tile_k": None, "tile_n": 128}}, "does not say tile_k"),
+        ({"config": {"tile_m": 128, "tile_k": None, "tile_n": 128}}, "does not state tile_k"),
     ],
 )
 def test_a_grouped_product_that_says_too_little_is_refused(ragged_dot_row, changed, said):
@@ -158,7 +161,7 @@ def test_without_tokamax_the_extra_is_named(attention_row, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("tpukit.kernels.timing.measured.tokamax_programs.import_module", missing)
+    monkeypatch.setattr("tpukit.kernels.timing.measured.programs.import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'tpukit\[bench\]'"):
         program_of(as_row(attention_row()))
 

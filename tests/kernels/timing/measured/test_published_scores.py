@@ -1,6 +1,6 @@
 """Measured programs timed by the rates in use: a rate that moves leaves the errors that are stated.
 
-What the compiler made of them is kept (benchmarks/kept_kernels.py), so nothing is compiled here.
+What the compiler made of them is kept (benchmarks/kernels.py keep), so nothing is compiled here.
 """
 
 import gzip

@@ -155,9 +155,9 @@ class TestARun:
         reasons = {one.id: one.reason for one in found.left_out}
         assert reasons["broken"] == "device: field required"
         assert reasons["r3"] == "too much of everything"
-        assert reasons["r10"] == reasons["r12"] == "its source is not here"
+        assert reasons["r10"] == reasons["r12"] == "its source is not available"
         assert "'v9z' is not a TPU generation" in reasons["r11"]
-        assert found.reasons["its source is not here"] == {
+        assert found.reasons["its source is not available"] == {
             "matmul as pallas_a": 1,
             "copy as xla": 1,
         }

@@ -17,7 +17,7 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import PodState, Tier
 from tpukit.pods.providers.gce import reading
-from tpukit.pods.providers.gce.failures import failure_of
+from tpukit.pods.providers.gce.api import failure_of
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.protocol import Command, Ended, Line
 from tpukit.pods.providers.registry import open_provider
@@ -42,7 +42,7 @@ def test_no_more_chips_are_asked_for_than_were_granted(cloud, launch, tmp_path):
     manager = TpuManager(provider="gce", launch=limited, state=store)
     config = PodConfig(tpu_type="v6e-16")
     assert manager.allocate_pod(config, name="one").zone == "europe-west4-a"
-    with pytest.raises(PodUnavailable, match=r"16 are held \(one-a1\)"):
+    with pytest.raises(PodUnavailable, match=r"16 are in use \(one-a1\)"):
         manager.allocate_pod(config, name="two")
     assert sum(held.amount for held in cloud.world.holdings()) == 16
     manager.release("one")
@@ -150,7 +150,7 @@ class TestRequest:
         }
         until(provider, "flex-a1", PodState.READY, THERE)
         assert until(provider, "flex-a1", PodState.SUSPENDED, THERE).cause is Cause.NODE_GONE
-        with pytest.raises(ConfigError, match="two ways"):
+        with pytest.raises(ConfigError, match="exclude each other"):
             provider.create("flex-a2", replace(SEVEN, tier=Tier.SPOT))
         launch.flex_start_seconds = 1e6
         with pytest.raises(ConfigError, match="7 days"):
@@ -217,16 +217,16 @@ class TestRequest:
         api = provider._api
         request = compute_v1.InsertInstanceTemplateRequest(instance_template_resource=stranger)
         api.finish(api.begin(api.templates.insert_unary, request))
-        with pytest.raises(ProviderError, match="not of a pod"):
+        with pytest.raises(ProviderError, match="does not belong to a pod"):
             provider.create("taken-a1", V5P)
-        with pytest.raises(ProviderError, match="not of a pod"):
+        with pytest.raises(ProviderError, match="does not belong to a pod"):
             provider.delete("taken-a1", zone=HERE)
         assert provider.list() == []
         assert left_in(cloud) == [f"{PROJECT}/global/instanceTemplates/taken-a1"]
 
     def test_a_name_is_taken_in_all_zones(self, provider):
         provider.create("once-a1", V5P)
-        with pytest.raises(ConfigError, match=f"in {HERE} already"):
+        with pytest.raises(ConfigError, match=f"already exists in {HERE}"):
             provider.create("once-a1", SEVEN)
         assert provider.get("once-a1", zone=THERE) is None
 
@@ -340,7 +340,7 @@ class TestLostReplies:
 
 
 class TestErrors:
-    """Each with a way out, nothing made; `benchmarks/pods_gce.py` prints how soon each comes."""
+    """Each with a way out, nothing made."""
 
     @pytest.fixture(autouse=True)
     def _nothing_made(self, cloud):

@@ -16,11 +16,11 @@ from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import PodState, Tier
-from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
-from tpukit.pods.providers.gcp.runtimes import runtime_version
+from tpukit.pods.providers.gcp.reading import cause_of_failure
+from tpukit.pods.providers.gcp.request import runtime_version
 from tpukit.pods.providers.protocol import Command
-from tpukit.pods.providers.ssh.keys import own_key
+from tpukit.pods.providers.ssh.transport import own_key
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
 from tpukit.runtime import google_credentials as credentials_module
@@ -198,7 +198,7 @@ class TestLife:
         assert told == ["told-a3"]
         assert cloud.api.calls == before + 2 * len(names) + 3
         cloud.world.announce_maintenance(f"{HERE}/queuedResources/told-a2", in_s=600)
-        monkeypatch.setattr("tpukit.pods.providers.gcp.maintenance.INTERVAL_S", 0.0)
+        monkeypatch.setattr("tpukit.pods.providers.gcp.provider.INTERVAL_S", 0.0)
         told = [pod.name for pod in provider.list() if "maintenance from" in pod.reason]
         assert told == ["told-a2", "told-a3"]
 
@@ -280,7 +280,7 @@ class TestErrors:
         pod = manager.allocate_pod(V6E.in_zone("asia-northeast1-b", "us-east5-b"))
         assert pod.zone == "us-east5-b"
         manager.release(pod)
-        with pytest.raises(ConfigError, match=r"knows no zone 'us-east5-bb'.*Did you mean"):
+        with pytest.raises(ConfigError, match=r"has no zone 'us-east5-bb'.*Did you mean"):
             manager.allocate_pod(V6E.in_zone("us-east5-bb"), wait_s=60)  # waiting does not help
         much = replace(V6E, tpu_type="v6e-128", zones=("us-east5-b", "asia-northeast1-b"))
         with pytest.raises(PodUnavailable, match="Limit: 64") as refused:  # the one that may change
@@ -332,7 +332,7 @@ class TestErrors:
             provider.create("nobody-a1", V6E)
 
     def test_somebody_who_never_answers(self, cloud, launch, monkeypatch):
-        monkeypatch.setattr("tpukit.pods.providers.gcp.api.PATIENCE_S", 0.5)
+        monkeypatch.setattr("tpukit.pods.providers.google.PATIENCE_S", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             update = {"endpoint": f"localhost:{silent.getsockname()[1]}"}
             provider = CloudTPUProvider(launch.model_copy(update=update))
@@ -388,7 +388,7 @@ class TestLimits:
         ]
         assert zones == ["us-central1-a", "europe-west4-b", "europe-west4-b"]
         before = len(cloud.world.holdings())
-        with pytest.raises(PodUnavailable, match="in europe-west4-b: 8 are held"):
+        with pytest.raises(PodUnavailable, match="in europe-west4-b: 8 are in use"):
             manager.allocate_pod(PodConfig(tpu_type="v5p-8"))
         assert len(cloud.world.holdings()) == before
         found = [

@@ -510,7 +510,7 @@ def test_no_more_chips_are_asked_for_than_were_granted(emulator, launch, tmp_pat
     asked = PodConfig(tpu_type="v6e-16")
     pod = manager.allocate_pod(asked, name="one")
     assert pod.zone == row.zone, "the zone of the table, where none is named"
-    with pytest.raises(PodUnavailable, match=r"16 are held \(one-a1\)"):
+    with pytest.raises(PodUnavailable, match=r"16 are in use \(one-a1\)"):
         manager.allocate_pod(asked, name="two")
     manager.release("one")
     assert manager.allocate_pod(asked, name="two").zone == row.zone

@@ -4,7 +4,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from tpukit.errors import ProviderError
-from tpukit.pods.providers.gke import logs
+from tpukit.pods.providers.gke import following
 
 POD = {
     "metadata": {"name": "one", "namespace": "default", "uid": "1"},
@@ -42,9 +42,9 @@ class Answers:
     ],
 )
 def test_a_log_that_could_not_be_read_is_asked_for_again(monkeypatch, refusal, heard):
-    monkeypatch.setattr(logs, "PAUSE_S", 0.01)
+    monkeypatch.setattr(following, "PAUSE_S", 0.01)
     lines = []
-    stream = logs.LogStream(Answers([refusal, refusal]), POD, "main", lines.append)
+    stream = following.LogStream(Answers([refusal, refusal]), POD, "main", lines.append)
     stream.join(10)
     assert lines == heard
     assert not stream._thread.is_alive()

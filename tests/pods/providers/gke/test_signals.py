@@ -3,7 +3,7 @@
 import pytest
 
 from tpukit.pods.causes import Cause, Kind
-from tpukit.pods.providers.gke.rounds import PodRound
+from tpukit.pods.providers.gke.gang import PodRound
 from tpukit.pods.providers.gke.signals import (
     jobset_signal,
     pod_signal,

@@ -9,7 +9,14 @@ import hashlib
 from collections.abc import Sequence
 
 from tpukit.pods.manifests import names
-from tpukit.pods.manifests.admission import Admitted, ClusterQueue, PodSet, Quotas, Refused, Usage
+from tpukit.pods.manifests.checks.queues import (
+    Admitted,
+    ClusterQueue,
+    PodSet,
+    Quotas,
+    Refused,
+    Usage,
+)
 from tpukit.pods.manifests.reading import JobSet, at, count, sequence, texts
 
 from ..kinds import (

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tpukit.pods.manifests.pools import tolerates
-from tpukit.pods.manifests.reading import at, mapping, sequence
+from tpukit.pods.manifests.reading import at, mapping, sequence, tolerates
 
 from ...clock import Clock
 from ..kinds import NODE, POD

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpukit.pods.manifests import names
-from tpukit.pods.manifests.pools import tolerates
-from tpukit.pods.manifests.reading import at, mapping, quantity, sequence, texts
+from tpukit.pods.manifests.reading import at, mapping, quantity, sequence, texts, tolerates
 
 from ..admission import chips_of
 from ..kinds import NODE, POD

@@ -1,1 +1,1 @@
-"""What runs in the user's process while a program is captured; needs jax and nothing else."""
+"""The code that runs in the user's process during a capture; it needs only jax."""

@@ -1,7 +1,7 @@
-"""Arrays without memory: every one of them is a window on the same untouched addresses.
+"""Arrays without memory: all of them are views of the same untouched addresses.
 
-The operating system gives memory to a page when it is first written, and nothing writes here, so
-hundreds of gigabytes of parameters take none. Their values read as zeros.
+The operating system allocates a page when it is first written, and nothing writes here, so hundreds
+of gigabytes of parameters take no memory. Their values read as zeros.
 """
 # The parts of jax that every program passes through have no public names.
 # pyright: reportPrivateUsage=false
@@ -67,12 +67,12 @@ def _remember(array: Any, ids: dict[int, Any]) -> None:
 
 
 def is_recorded(array: Any) -> bool:
-    """Return whether an array is one without memory."""
+    """Return whether an array has no memory."""
     return id(array) in _recorded_ids
 
 
 def mark_derived(results: Any, args: Any) -> None:
-    """Remember results of a program that ran for real on values that nobody computed."""
+    """Mark the results of a program that really ran, but on values without content."""
     if any(is_recorded(arg) or id(arg) in _derived for arg in args):
         for array in results:
             _remember(array, _derived)
@@ -86,15 +86,15 @@ def forget_arrays() -> None:
 
 
 def record_reads(capture: CaptureState) -> None:
-    """Note each line of the program that reads a value nobody computed, and put no copy in memory.
+    """Record each line of the program that reads a value without content, and make no copy.
 
-    Large transfers to devices give recorded arrays, too: a slice keeps its arrays on the devices,
-    and here every copy would be a copy in the memory of one machine.
+    Large transfers to devices return recorded arrays too: a slice keeps its arrays on the devices,
+    but here every copy would be in the memory of one machine.
     """
     from jax._src import array
     from jax._src.interpreters import pxla
 
-    from .patches import replace
+    from .settings import replace
 
     implementation = array.ArrayImpl
     value = implementation._value
@@ -133,5 +133,5 @@ def record_reads(capture: CaptureState) -> None:
 
 
 def _put(pxla: Any) -> Any:
-    """Return jax's own function that puts parts of an array onto devices."""
+    """Return jax's own function that puts parts of an array on devices."""
     return getattr(pxla.batched_device_put, "original", pxla.batched_device_put)

@@ -1,9 +1,9 @@
-"""Make the devices of the CPU answer as the devices of a slice, on one of its hosts.
+"""Make the CPU devices answer like the devices of a slice, as seen from one of its hosts.
 
-A program asks for platform, kind, coordinates, memory and processes, and gets the answers of the
-slice. jax itself asks the client for its platform when it compiles, and the client is left alone:
-small programs still compile and run on the CPU. All devices stay addressable, so that jax can make
-arrays over all of them in one process; only what a program sees is split by hosts.
+A program that asks for platform, kind, coordinates, memory and processes gets the slice's answers.
+jax itself asks the client for its platform when it compiles. The client is left unchanged, so small
+programs still compile and run on the CPU. All devices stay addressable, so that jax can make arrays
+over all of them in one process; only the program's view is split by hosts.
 """
 # The parts of jax that every program passes through have no public names.
 # pyright: reportPrivateUsage=false
@@ -13,15 +13,14 @@ from math import prod
 from typing import Any
 
 from .arrays import is_recorded, recorded_array
-from .patches import replace
-from .settings import CaptureState
+from .settings import CaptureState, replace
 
 _VALUE_BYTES = 2**20
 """An array of per-host data with at most this many bytes has its values."""
 
 
 def disguise_as_slice(capture: CaptureState) -> None:
-    """Answer as the slice wherever a program asks; needs jax imported and no backend started."""
+    """Replace jax's answers by the slice's; needs jax imported and no backend started."""
     import jax
     from jax._src import xla_bridge
 
@@ -80,7 +79,7 @@ def _disguise_devices(capture: CaptureState) -> None:
 
 
 def _disguise_processes(capture: CaptureState) -> None:
-    """Answer as process 0 of the slice's hosts, and answer for the others."""
+    """Answer as process 0 of the slice's hosts, and on behalf of the others."""
     import jax
     from jax._src import array, distributed, sharding_impls, xla_bridge
 
@@ -158,7 +157,7 @@ def _disguise_multihost_utils(count: int) -> None:
 
 
 class _Peers:
-    """The coordination service as a program calls it, with peers that always agree."""
+    """A coordination service in which all other processes always agree."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -168,7 +167,7 @@ class _Peers:
         """Return at once: no other process is awaited."""
 
     def key_value_set(self, key: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep a value."""
+        """Store a value."""
         self.values[key] = value
 
     key_value_set_bytes = key_value_set
@@ -176,7 +175,7 @@ class _Peers:
     def blocking_key_value_get(self, key: str, timeout_in_ms: int = 0) -> Any:
         """Return a value that this process set, or that a process like it would have set.
 
-        The keys of several processes differ by the number of the process at their end.
+        The keys of several processes differ by the process number at their end.
         """
         for known in (key, re.sub(r"\d+$", "0", key)):
             if known in self.values:
@@ -196,7 +195,7 @@ class _Peers:
     key_value_dir_get_bytes = key_value_dir_get
 
     def get_live_nodes(self, nodes: Any) -> Any:
-        """Return every process that was asked about."""
+        """Return every process of the request."""
         return nodes
 
 
@@ -229,10 +228,10 @@ def _from_local(leaf: Any, sharding: Any) -> Any:
 
 
 def _global_array(leaf: Any, shape: Any, sharding: Any) -> Any:
-    """Return a global array of which this host has the part `leaf`, and other hosts have zeros.
+    """Return a global array with this host's part `leaf` and zeros on other hosts.
 
-    A small one has its values, because programs agree by them: a status that is summed over all
-    hosts must arrive.
+    A small array gets its real values, because programs use them to agree: a status that is summed
+    over all hosts must arrive.
     """
     import jax
     import numpy as np

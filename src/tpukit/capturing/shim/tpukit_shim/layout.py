@@ -1,4 +1,4 @@
-"""How the arrays of a recorded program are sharded, where nothing was computed that would tell."""
+"""The shardings of a recorded program's arrays, which were never computed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def devices_of(sharding: Any) -> int:
 
 
 def as_concrete(sharding: Any, capture: CaptureState) -> Any:
-    """Return a sharding over the devices of the program's own mesh instead of an abstract one."""
+    """Return an abstract sharding over the devices of the program's own mesh."""
     import jax
     import numpy as np
     from jax._src import mesh as meshes
@@ -51,9 +51,9 @@ def result_shardings(
 ) -> list[Any]:
     """Return a sharding for each result of a program.
 
-    In order: what the program states, a constraint on the result, the argument that the result
-    replaces or passes on, what XLA decides when it compiles the program for the CPU (without
-    running it), and replication, with a note.
+    The first of these that exists: the program's statement, a constraint on the result, the
+    argument that the result replaces or passes on, XLA's choice in a compile for the CPU (without a
+    run), or replication, with a note.
     """
     import jax
 

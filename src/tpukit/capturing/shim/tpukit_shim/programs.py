@@ -1,9 +1,9 @@
-"""Programs that are recorded instead of run: what each is, and which of them make up a step.
+"""Programs that are recorded instead of run: their kind, and which of them form a step.
 
 Everything that jax compiles passes through one function, `jax._src.pjit._resolve_and_lower`, with
 its jaxpr, shardings and donation: calls, eager operations, `.lower().compile()`, pmap, shard_map,
-and what flax, equinox or haliax make of jit. That function is the hook. It comes before anything
-is lowered for the CPU, so kernels for TPUs never meet it.
+and the jit of flax, equinox or haliax. That function is the hook. It runs before anything is
+lowered for the CPU, so kernels for TPUs never reach the CPU.
 """
 
 import re
@@ -24,7 +24,7 @@ _LAST_KEY = re.compile(r"(\[[^\[\]]*\]|\.[^.\[\]]*)$")
 
 
 class RecordedProgram:
-    """A program that was not run."""
+    """A program that was recorded and not run."""
 
     def __init__(self, args: list[Any], params: dict[str, Any], found: Survey) -> None:
         jaxpr = params["jaxpr"]
@@ -46,7 +46,7 @@ class RecordedProgram:
         self._shardings: list[Any] | None = None
 
     def _find_state(self) -> None:
-        """Pair results with the arguments they replace, and tell what kind of program this is."""
+        """Pair results with the arguments they replace, and determine the kind of program."""
         jaxpr, donated = self.params["jaxpr"], self.params["donated_invars"]
         self.parameters: set[int] = parameters_of(jaxpr.jaxpr, {})
         updates = updates_of(jaxpr.jaxpr, {})
@@ -81,7 +81,7 @@ class RecordedProgram:
 
     @property
     def argument_names(self) -> list[str]:
-        """A readable name for each argument, as jax writes the caller's pytree."""
+        """A readable name for each argument, in jax's notation of the caller's pytree."""
         jaxpr = self.params["jaxpr"]
         names = getattr(jaxpr.jaxpr.debug_info, "arg_names", None) or ()
         if len(names) == len(jaxpr.in_avals):
@@ -90,11 +90,11 @@ class RecordedProgram:
 
     @property
     def state(self) -> set[int]:
-        """The arguments that come back: replaced by a result of the same shape."""
+        """The arguments that a result of the same shape replaces."""
         return set(self.partner.values())
 
     def purposes(self) -> list[str]:
-        """Return what each argument is for, as far as the data flow tells."""
+        """Return the purpose of each argument, as far as the data flow shows it."""
         avals = self.params["jaxpr"].in_avals
         others = [number for number in range(len(avals)) if number not in self.state]
         rows = {avals[one].shape[:1] for one in others if one not in self.parameters}
@@ -128,7 +128,7 @@ class RecordedProgram:
         return self._shardings
 
     def row(self) -> dict[str, Any]:
-        """Return what a list of programs shows."""
+        """Return the program's row in a list of programs."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -155,7 +155,7 @@ def _parent(name: str) -> str:
 
 
 class _StandIn:
-    """Stands for a lowered and for a compiled program that is never run."""
+    """Replaces a lowered or compiled program that is never run."""
 
     const_args = ()
     _auto_spmd_lowering = False  # older versions of jax read it
@@ -173,7 +173,7 @@ class _StandIn:
         return ()
 
     def create_cpp_call(self, *args: Any, **kwargs: Any) -> None:
-        """Return None, so that jax calls this object and not a compiled path of its own."""
+        """Return None, so that jax calls this object instead of its own compiled path."""
 
     create_cpp_call_for_aot = create_cpp_call
 
@@ -196,7 +196,7 @@ class _StandIn:
         ]
 
     def __getattr__(self, name: str) -> Any:
-        """Answer what `stages.Lowered` and `stages.Compiled` read of theirs."""
+        """Return the attributes of `stages.Lowered` and `stages.Compiled` that callers read."""
         jaxpr = self.program.params["jaxpr"]
         every = range(len(jaxpr.in_avals))
         if name in ("_out_shardings", "output_shardings"):
@@ -219,7 +219,7 @@ class _StandIn:
 
 
 class _Real:
-    """A lowered or compiled program that runs on the CPU, and marks results of unknown values."""
+    """A lowered or compiled program that runs on the CPU; marks results of unknown values."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -240,7 +240,7 @@ class _Real:
         return results
 
     def call(self, *args: Any) -> Any:
-        """Run the program, its arguments checked by jax."""
+        """Run the program after jax's check of its arguments."""
         results = self.own.call(*args)
         mark_derived(results, args)
         return results
@@ -250,10 +250,10 @@ class _Real:
 
 
 class Recorder:
-    """Decides for each program whether it runs, keeps those that do not, and ends the capture.
+    """Decides whether each program runs, keeps those that do not, and ends the capture.
 
     Attributes:
-        finish: Called when the step is known; does not return.
+        finish: Called when the step is complete; does not return.
     """
 
     def __init__(self, capture: CaptureState, finish: Callable[[], None]) -> None:
@@ -263,7 +263,7 @@ class Recorder:
         self.trained: list[Any] = []
 
     def hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what takes the place of jax's own function."""
+        """Return the replacement of jax's own function."""
 
         def resolve_and_lower(args: Any, *rest: Any, **kwargs: Any) -> Any:
             if kwargs.get("lowering_platforms") is not None or "jaxpr" not in kwargs:
@@ -290,10 +290,10 @@ class Recorder:
         return sum(map(size_of, (*jaxpr.in_avals, *jaxpr.out_avals))) <= SMALL_BYTES
 
     def called(self, program: RecordedProgram, args: Sequence[Any]) -> None:
-        """Count a call, and end the capture when it completes a step.
+        """Count a call, and end the capture if it completes a step.
 
-        Gradients and an optimizer apart are one step, which ends when an update changes an array
-        that was a parameter of the gradients.
+        Separate gradient and optimizer programs form one step, which ends when an update changes an
+        array that was a parameter of the gradients.
         """
         program.calls += 1
         self.order.append(program)

@@ -1,18 +1,45 @@
-"""What the capture was asked for, and the one place where its findings are collected.
+"""The settings of the capture, its findings, and the attributes it replaces.
 
 The settings are a JSON file, because the devices of a large slice do not fit into an environment
-variable. Only the first process that imports jax is captured: data loaders and actors that it
-starts run as they are.
+variable. Only the first process that imports jax is captured; data loaders and actors that it
+starts run unchanged.
 """
 
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import watching
+
+_undo: list[Callable[[], None]] = []
+_MISSING = object()
+
+
+def replace(owner: Any, name: str, value: Any) -> Any:
+    """Set an attribute until `restore`, and return its earlier value."""
+    own = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING
+    before = getattr(owner, name, None)
+
+    def undo() -> None:
+        if own is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+    setattr(owner, name, value)
+    _undo.append(undo)
+    return before
+
+
+def restore() -> None:
+    """Restore every replaced attribute."""
+    while _undo:
+        _undo.pop()()
+
 
 OWNER_VARIABLE = "TPUKIT_CAPTURE_PROCESS"
 SMALL_FLOPS = 2e9
@@ -25,10 +52,10 @@ MOST_LISTED = 40
 
 @dataclass
 class CaptureState:
-    """One capture: its settings, and what was found so far.
+    """One capture: its settings and its findings so far.
 
     Attributes:
-        folder: Gets the program and the findings.
+        folder: Folder for the program and the findings.
         devices: Coordinates, core, slice, process and the slice's own id of each device, in the
             order of `jax.devices()`.
         kind: The device kind that jax reports on that chip.
@@ -38,7 +65,7 @@ class CaptureState:
         leave_by_exception: Raise instead of ending the process, for a notebook.
         events: Calls of large programs, by name, in order.
         reads: Source lines that read the value of a recorded array, and how.
-        notes: Sentences on what could not be determined.
+        notes: Sentences about facts that could not be determined.
     """
 
     folder: str

@@ -1,7 +1,7 @@
-"""Start a capture in this process, and end it: write what was recorded, then leave the program.
+"""Start a capture in this process, and end it: write the recording, then leave the program.
 
-A captured process ends in the first call of the step without unwinding: a `finally` block or an
-exit handler of the program would write a checkpoint of arrays that do not exist.
+A captured process ends in the first call of the step without unwinding, because a `finally` block
+or an exit handler of the program would write a checkpoint of arrays that do not exist.
 """
 # The parts of jax that every program passes through have no public names.
 # pyright: reportPrivateUsage=false
@@ -17,26 +17,25 @@ from typing import Any
 from .arrays import forget_arrays, record_reads
 from .disguise import disguise_as_slice
 from .exporting import write_program
-from .patches import replace, restore
 from .programs import Recorder
-from .settings import CaptureState, read_settings, user_line
+from .settings import CaptureState, read_settings, replace, restore, user_line
 
 RESULT = "capture.json"
 
 
 class StepReached(BaseException):
-    """Leaves the program of a notebook when its step is known."""
+    """Raised in a notebook to leave the program at its step."""
 
 
 def start_from_environment() -> None:
-    """Start the capture that the environment asks for; nothing in other processes."""
+    """Start the capture that the environment requests; do nothing in other processes."""
     capture = read_settings()
     if capture is not None:
         start_capture(capture)
 
 
 def start_capture(capture: CaptureState) -> Recorder:
-    """Prepare jax in this process: devices of the slice, programs recorded instead of run."""
+    """Prepare jax in this process: the slice's devices, and recording instead of running."""
     import jax
     from jax._src import pjit, source_info_util
 
@@ -61,14 +60,14 @@ def start_capture(capture: CaptureState) -> Recorder:
 
 
 def finish_block(recorder: Recorder) -> None:
-    """Write what a block recorded that ended before its step was called."""
+    """Write the recording of a block that ended before its step was called."""
     if recorder.programs:
         with contextlib.suppress(StepReached):
             recorder.finish()
 
 
 def end_capture() -> None:
-    """Put jax back as it was in a process that goes on."""
+    """Restore jax in a process that continues."""
     import jax
 
     restore()
@@ -77,7 +76,7 @@ def end_capture() -> None:
 
 
 def _watch_end(capture: CaptureState, recorder: Recorder) -> None:
-    """Write what there is when the program ends or fails before its first step."""
+    """Write the recording if the program ends or fails before its first step."""
     shown = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -94,7 +93,7 @@ def _watch_end(capture: CaptureState, recorder: Recorder) -> None:
 
 
 def _finish(capture: CaptureState, recorder: Recorder) -> None:
-    """Write the programs of the step for TPU, and leave the user's program here and now."""
+    """Write the programs of the step for TPU, and leave the user's program at once."""
     chosen = recorder.chosen() if not capture.failure else {}
     code = 0
     try:
@@ -104,7 +103,7 @@ def _finish(capture: CaptureState, recorder: Recorder) -> None:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         capture.failure = f"lowering for TPU failed: {type(error).__name__}: {first}"
         _write(capture, recorder, {})
-        code = 3
+        code = 1
     if capture.leave_by_exception:
         raise StepReached
     sys.stdout.flush()

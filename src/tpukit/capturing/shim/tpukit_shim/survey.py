@@ -1,16 +1,57 @@
-"""What a program is, read from its jaxpr: FLOPs, kernels, meshes, and which state it updates.
+"""The facts of a program from its jaxpr: FLOPs, kernels, meshes, callbacks, updated state.
 
-A training step is told from other programs by data flow, not by names: it has many FLOPs, and a
-parameter (an argument that feeds matmuls) comes back changed element by element. Gradients change
-no argument; an optimizer on its own has no matmul of that size.
+A training step is identified by its data flow, not by names: it has many FLOPs, and a parameter (an
+argument that feeds matmuls) is returned with elementwise changes. Gradients change no argument, and
+an optimizer alone has no matmul of that size.
 """
 
-from collections.abc import Iterator
+# The parts of jax that every program passes through have no public names.
+# pyright: reportPrivateUsage=false
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from .callbacks import is_callback
+
+def is_callback(primitive: Any) -> bool:
+    """Return whether a primitive calls into Python on the host."""
+    return "callback" in primitive.name or primitive.name == "debug_print"
+
+
+@contextmanager
+def without_callbacks() -> Generator[None]:
+    """Lower callbacks for TPU to nothing, and drop their order, inside a block."""
+    from jax._src import effects
+    from jax._src.interpreters import mlir
+
+    rules = mlir._platform_specific_lowerings
+    own = rules["tpu"]
+    known = {one for table in (mlir._lowerings, *rules.values()) for one in table}
+    replaced = {one: own.get(one) for one in known if is_callback(one)}
+    ordered = set(effects.ordered_effects._effect_types)
+    for primitive in replaced:
+        mlir.register_lowering(primitive, _zeros, platform="tpu")
+    effects.ordered_effects._effect_types.clear()
+    try:
+        yield
+    finally:
+        effects.ordered_effects._effect_types.update(ordered)
+        for primitive, rule in replaced.items():
+            if rule is None:
+                del own[primitive]
+            else:
+                own[primitive] = rule
+
+
+def _zeros(ctx: Any, *_: Any, **__: Any) -> Any:
+    """Lower a callback to zeros that the compiler cannot fold."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir.dialects import hlo
+
+    zeros = [mlir.full_like_aval(ctx, 0, aval) for aval in ctx.avals_out]
+    return list(hlo.OptimizationBarrierOp(zeros).results) if zeros else []
+
 
 _MOVES = frozenset(
     (
@@ -47,7 +88,7 @@ RECOMPUTED = "rematted_computation"
 
 @dataclass
 class Survey:
-    """What one jaxpr contains; the jaxprs that it calls are counted as often as they run.
+    """The contents of one jaxpr; jaxprs that it calls count as often as they run.
 
     Attributes:
         flops: FLOPs of its matmuls and of kernels that state theirs.
@@ -77,9 +118,9 @@ class Survey:
     remats: int = 0
 
     def add(self, other: "Survey", times: int, devices: int = 1, *, again: bool = False) -> None:
-        """Count another jaxpr that each of `devices` devices runs `times` times.
+        """Add another jaxpr that each of `devices` devices runs `times` times.
 
-        With `again` it recomputes what the program has computed before.
+        `again` means that it recomputes earlier results.
         """
         self.flops += other.flops * times * devices
         once, more = other.model_flops, other.recomputed_flops
@@ -97,7 +138,7 @@ class Survey:
             self.kernels[name] = self.kernels.get(name, 0) + count * times
 
     def without_flops(self) -> "Survey":
-        """Return the same without work, for a branch that is not taken."""
+        """Return the survey without FLOPs, for a branch that is not taken."""
         return replace(self, flops=0.0, model_flops=0.0, recomputed_flops=0.0, open_flops=0.0)
 
 
@@ -110,7 +151,7 @@ def size_of(aval: Any) -> int:
 
 
 def survey(jaxpr: Any, known: dict[int, Survey]) -> Survey:
-    """Return what a jaxpr contains."""
+    """Return the survey of a jaxpr."""
     if id(jaxpr) in known:
         return known[id(jaxpr)]
     found = known[id(jaxpr)] = Survey()
@@ -162,7 +203,7 @@ def _add_kernel(found: Survey, eqn: Any) -> None:
 
 
 def _block_size(size: Any) -> int:
-    """Return the extent of a block along one dimension; 1 where the dimension is left out."""
+    """Return the extent of a block along one dimension; 1 for a squeezed dimension."""
     size = getattr(size, "block_size", size)
     return size if isinstance(size, int) else 1
 
@@ -184,7 +225,7 @@ def _flops(eqn: Any) -> float:
 
 
 def _devices(eqn: Any) -> int:
-    """Return on how many devices an equation runs the jaxprs that it calls, each on its part."""
+    """Return the number of devices on which an equation runs the jaxprs that it calls."""
     if eqn.primitive.name != "shard_map":
         return 1
     mesh = eqn.params["mesh"]

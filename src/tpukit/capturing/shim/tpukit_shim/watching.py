@@ -1,7 +1,7 @@
-"""Files that a captured program writes, and addresses it may not reach, by Python's audit events.
+"""Observe a captured program's written files and connections through Python's audit events.
 
-Where the parent could give the program a network namespace of its own, nothing of this is needed
-to keep it offline. Elsewhere these events stop connections that Python code opens.
+If the parent gave the program its own network namespace, the program is offline anyway. Otherwise
+these events stop connections that Python code opens.
 """
 
 import os
@@ -18,7 +18,7 @@ _QUIET = ("/dev/", "/proc/")
 
 
 def watch_process() -> None:
-    """Start to watch this process; an audit hook stays until the process ends."""
+    """Start to observe this process; an audit hook stays until the process ends."""
     folder = os.path.dirname(os.environ[SETTINGS_VARIABLE])
     offline = os.environ.get(OFFLINE_VARIABLE) == "1"
 
@@ -40,4 +40,4 @@ def _refuse_outside(connection: Any, address: Any) -> None:
     if host in ("localhost", "::1", "") or host.startswith("127."):
         return
     refused[f"{host}:{address[1]}"] = None
-    raise PermissionError(f"a captured program is offline, and asked for {host}; see --network.")
+    raise PermissionError(f"a captured program is offline, but asked for {host}; see --network.")

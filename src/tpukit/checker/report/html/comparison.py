@@ -1,4 +1,4 @@
-"""Reports side by side as one page: what an upgrade, or a change of the job, does to a step."""
+"""Reports side by side as one HTML page."""
 
 from pathlib import Path
 
@@ -16,11 +16,9 @@ from ....pages.parts import (
     table,
 )
 from ....runtime.files import write_output
-from ..comparison import Comparison
-from ..diff import ReportDiff
-from ..side_by_side import Row, SideBySide
+from ..comparison import Comparison, ReportDiff, Row, SideBySide
 
-# What each section's figures are of.
+# Caption of each section's table.
 _OF = {
     "verdict": "Whether it fits",
     "program": "What is compiled",
@@ -33,17 +31,17 @@ _OF = {
 
 
 def write_comparison(found: Comparison | ReportDiff, path: Path) -> Path:
-    """Write a comparison as one HTML file that needs nothing else.
+    """Write a comparison as one self-contained HTML file.
 
     Raises:
-        TPUValidationError: The place cannot be written.
+        TPUValidationError: The path cannot be written.
     """
     write_output(path, render_comparison(found))
     return path
 
 
 def render_comparison(found: Comparison | ReportDiff) -> str:
-    """The page as text."""
+    """Return the page as text."""
     if isinstance(found, Comparison):
         subject, rest = found.program, "with " + " and ".join(one.toolchain for one in found.checks)
     else:

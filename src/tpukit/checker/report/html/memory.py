@@ -1,4 +1,4 @@
-"""Memory on the page: the bar by purpose, the curve over the schedule, the largest buffers."""
+"""The page's section on memory: bar by purpose, curve over the schedule, largest buffers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 260, 72, 18, 34
 
 
 def memory_section(report: Report) -> PageSection:
-    """Everything about HBM."""
+    """Return the section on memory."""
     memory = report.get("memory")
     if not memory:
         return section("Memory", absent("This report holds no memory report."))
@@ -84,7 +84,7 @@ def _purposes(memory: dict[str, Any]) -> Markup:
 
 
 def _hosts(hosts: dict[str, Any] | None) -> Markup:
-    """What a host needs, by use."""
+    """Return the memory of a host by use."""
     if not hosts:
         return join()
     rows: list[Sequence[Child]] = [
@@ -170,7 +170,7 @@ def _curve(memory: dict[str, Any]) -> Markup:
 
 
 def _scale(top: float, place: Any, length: int) -> list[Markup]:
-    """Lines at round amounts, and where the schedule begins and ends."""
+    """Draw grid lines at round amounts, and label the start and end of the schedule."""
     step = 2.0 ** max(0, int(top).bit_length() - 3)
     drawn: list[Markup] = []
     amount = 0.0

@@ -1,10 +1,12 @@
-"""Where the step's time goes: the split by cause, the heaviest ops, the collectives."""
+"""The page's sections on time: causes, heaviest ops, collectives, roofline."""
 
 from collections.abc import Sequence
+from math import ceil, floor, log10, sqrt
 
 from ....compiler.memory.reading import short_op_name
+from ....compiler.timeline import TrackSpan
 from ....hardware.figure import bytes_text, flops_text, seconds_text
-from ....pages.charts import BarMark, BarPiece, stacked_bar
+from ....pages.charts import BarMark, BarPiece, coordinate, stacked_bar
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
     Column,
@@ -19,8 +21,17 @@ from ....pages.parts import (
     warning,
 )
 from ..schema import Report
-from .headline import BOUND_BY
 
+BOUND_BY = {
+    "matrix": "the matrix unit",
+    "hbm": "HBM bandwidth",
+    "vector": "VMEM and the vector unit",
+    "kernel": "Pallas kernels",
+    "ici": "the links between chips",
+    "dcn": "the network between slices",
+    "host": "host memory",
+    "overhead": "starting ops",
+}
 _SHOWN_SHARE = 0.0005
 _MEANING = {
     "matrix": "products at the rate of the matrix unit",
@@ -35,7 +46,7 @@ _MEANING = {
 
 
 def time_section(report: Report) -> PageSection:
-    """The split and the ops."""
+    """Return the section with time by cause and the heaviest ops."""
     prediction = report.get("prediction")
     if not prediction:
         why = report.get("no_prediction") or "the check stopped at the verdict on memory"
@@ -111,7 +122,7 @@ def _top_ops(report: Report) -> Markup:
 
 
 def communication_section(report: Report) -> PageSection:
-    """Collectives, those the core waits for first."""
+    """Return the section with the collectives, those with the longest wait first."""
     rows = report.get("collectives")
     if rows is None:
         return section("Communication", absent("This report was kept without its collectives."))
@@ -160,8 +171,8 @@ def communication_section(report: Report) -> PageSection:
 
 
 def op_cell(name: str, where: str, source: str | None = None) -> Markup:
-    """Make the cell; parts that are not known are left out."""
-    # A path may break behind its slashes rather than anywhere.
+    """Return a table cell with op name, path and source; unknown parts are left out."""
+    # A path breaks only after its slashes.
     *folders, last = where.split("/")
     path = join([(folder, "/", tag("wbr")) for folder in folders], last)
     return tag(
@@ -170,4 +181,119 @@ def op_cell(name: str, where: str, source: str | None = None) -> Markup:
         tag("div", path, class_="path") if where else "",
         tag("div", source, class_="source") if source else "",
         class_="op",
+    )
+
+
+OPS_DRAWN = 200
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 34, 52
+_WAITS = ("loop", "ici", "dcn", "host")
+
+
+def roofline_section(report: Report, spans: Sequence[TrackSpan]) -> PageSection:
+    """Return the section that draws ops as dots under the chip's two roofs."""
+    chip = report.get("chip")
+    ops = [span for span in spans if span.track == "core" and span.cause not in _WAITS]
+    drawable = [op for op in ops if op.flops > 0 and op.bytes > 0 and op.duration_s > 0]
+    drawable.sort(key=lambda op: -op.duration_s * op.times)
+    if not drawable or chip is None:
+        reason = "This report was kept without its timeline or the chip's figures."
+        if spans:
+            reason = "No op of this program both computes products and touches HBM."
+        return section("Roofline", absent(reason))
+    peak, rate = chip["peak_bf16_tflops"].get("value"), chip["hbm_gbps"].get("value")
+    if not peak or not rate:
+        missing = chip["hbm_gbps" if peak else "peak_bf16_tflops"].get("reason", "")
+        return section("Roofline", absent(f"The chip's roofs are not known: {missing}"))
+    shown = drawable[:OPS_DRAWN]
+    total = sum(op.duration_s * op.times for op in ops)
+    covered = sum(op.duration_s * op.times for op in shown) / total if total else 0.0
+    words = (
+        f"{len(shown)} ops with products, {covered:.0%} of the core's working time; "
+        f"the size of a dot is its time. {len(ops) - len(drawable):,} ops without products or "
+        "without HBM traffic have no place here. "
+    )
+    roofs = (
+        f"Roofs of one {chip['name']} device: {peak:,.0f} bf16 TFLOP/s and {rate:,.0f} GB/s "
+        f"of HBM, which meet at {peak * 1e3 / rate:,.0f} FLOP/byte. "
+    )
+    return section(
+        "Roofline",
+        tag(
+            "figure",
+            tag("div", _chart(shown, peak * 1e12, rate * 1e9), class_="scroll"),
+            tag("figcaption", words, badge("model"), " ", roofs, badge("datasheet")),
+        ),
+        intro="Left of the corner an op waits for HBM, right of it for the matrix unit.",
+    )
+
+
+def _chart(ops: Sequence[TrackSpan], peak: float, rate: float) -> Markup:
+    corner = peak / rate
+    intensities = [op.flops / op.bytes for op in ops]
+    speeds = [op.flops / op.duration_s for op in ops]
+    # An outlier would squeeze all other ops, so it is drawn at the edge.
+    left, right = _decades([*intensities, corner / 10, corner * 10], within=(-2, 5))
+    bottom, top = _decades([*speeds, peak], within=(8, 17))
+
+    def across(intensity: float) -> float:
+        share = (log10(intensity) - left) / (right - left)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, share))
+
+    def up(speed: float) -> float:
+        share = (log10(speed) - bottom) / (top - bottom)
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * min(1.0, max(0.0, share))
+
+    drawn: list[Markup] = []
+    for power in range(left, right + 1):
+        x = coordinate(across(10.0**power))
+        drawn.append(tag("line", x1=x, x2=x, y1=_TOP, y2=_HEIGHT - _BOTTOM, class_="grid"))
+        drawn.append(tag("text", f"{10.0**power:,g}", x=x, y=_HEIGHT - 32, text_anchor="middle"))
+    for power in range(bottom, top + 1):
+        y = up(10.0**power)
+        drawn.append(
+            tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=coordinate(y), y2=coordinate(y),
+                class_="grid")
+        )  # fmt: skip
+        drawn.append(
+            tag("text", f"{10.0 ** (power - 12):,g}", x=_LEFT - 8, y=coordinate(y + 4),
+                text_anchor="end")
+        )  # fmt: skip
+    middle = coordinate((_LEFT + _WIDTH) / 2)
+    drawn.append(
+        tag("text", "FLOP per byte of HBM", x=middle, y=_HEIGHT - 10, text_anchor="middle")
+    )
+    drawn.append(tag("text", "TFLOP/s", x=6, y=_TOP - 16))
+    start = max(10.0**left, 10.0**bottom / rate)
+    roof = [(start, start * rate), (corner, peak), (10.0**right, peak)]
+    points = " ".join(f"{coordinate(across(x))},{coordinate(up(y))}" for x, y in roof)
+    longest = max(op.duration_s * op.times for op in ops)
+    for op, intensity, speed in zip(ops, intensities, speeds, strict=True):
+        share = op.duration_s * op.times / longest
+        drawn.append(
+            tag(
+                "circle",
+                tag("title", _words(op, intensity, speed)),
+                cx=coordinate(across(intensity)),
+                cy=coordinate(up(speed)),
+                r=coordinate(3 + 9 * sqrt(share)),
+                class_=f"dot c-{op.cause}",
+            )
+        )
+    drawn.append(tag("polyline", points=points, class_="roof"))
+    return tag(
+        "svg", drawn, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", class_="chart", role="img",
+        aria_label="roofline of the heaviest ops",
+    )  # fmt: skip
+
+
+def _decades(values: Sequence[float], *, within: tuple[int, int]) -> tuple[int, int]:
+    least, most = floor(log10(min(values))), ceil(log10(max(values)))
+    low, high = within
+    return min(max(least, low), high - 1), max(min(most, high), low + 1)
+
+
+def _words(op: TrackSpan, intensity: float, speed: float) -> str:
+    return (
+        f"{op.name}: {intensity:,.3g} FLOP/byte, {speed / 1e12:,.4g} TFLOP/s, "
+        f"{seconds_text(op.duration_s * op.times)} in a step. {short_op_name(op.op_name)}"
     )

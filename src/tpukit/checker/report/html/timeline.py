@@ -1,4 +1,4 @@
-"""The timeline of one step: laid out here, drawn as a picture, and made to move by the script."""
+"""The page's timeline of one step: its layout, a static picture, and data for the script."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..lanes import (
     split_into_lanes,
     track_title,
 )
-from .headline import BOUND_BY
+from .time import BOUND_BY
 
 SPANS_KEPT = 12_000
 _UNITS = 1000
@@ -31,7 +31,7 @@ _CAUSES = {**BOUND_BY, "loop": "a loop"}
 
 @dataclass(frozen=True)
 class Placed:
-    """A span with its row in the timeline; rows of one track count from 0."""
+    """A span with its track and row; rows of a track count from 0."""
 
     track: int
     row: int
@@ -39,7 +39,7 @@ class Placed:
 
 
 def timeline_section(spans: Sequence[TrackSpan]) -> PageSection:
-    """The drawing, with what is needed to read it."""
+    """Return the section with the timeline, its controls and its legend."""
     if not spans:
         return section("Timeline", absent("This report was kept without its timeline."))
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
@@ -76,7 +76,7 @@ def timeline_section(spans: Sequence[TrackSpan]) -> PageSection:
 def timeline_data(
     spans: Sequence[TrackSpan], memory: Sequence[Sequence[float]] = ()
 ) -> dict[str, Any]:
-    """What the script draws: whole nanoseconds, texts by number, live HBM below the tracks."""
+    """Return the script's data: spans in nanoseconds, texts by number, and live HBM."""
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
     loops = find_loops(spans)
     iterations = {loop.span: loop.iterations for loop in loops}
@@ -121,7 +121,7 @@ def timeline_data(
 
 
 def lay_out(spans: Sequence[TrackSpan]) -> tuple[list[str], list[Placed]]:
-    """Titles of the tracks, and every span with its row."""
+    """Return the titles of the tracks, and every span with its row."""
     titles: list[str] = []
     placed: list[Placed] = []
     rows_before = 0
@@ -140,7 +140,7 @@ def lay_out(spans: Sequence[TrackSpan]) -> tuple[list[str], list[Placed]]:
 
 
 def _depths(lane: Lane) -> list[int]:
-    """How many spans of its lane enclose each; a loop's body lies below it."""
+    """Return how many spans of the lane enclose each span."""
     if lane.track not in NESTING_TRACKS:
         return [0] * len(lane.spans)
     ends: list[int] = []
@@ -187,7 +187,7 @@ def _controls() -> Markup:
 
 
 def _picture(spans: Sequence[TrackSpan], axis: FoldedAxis) -> Markup:
-    """The whole step, loops once, for a reader without scripts."""
+    """Draw the step for readers without JavaScript, with each loop once."""
     _, placed = lay_out(spans)
     end = max(axis.place(span.start_s + span.duration_s) for span in spans) or 1.0
     tops: dict[tuple[int, int], int] = {}

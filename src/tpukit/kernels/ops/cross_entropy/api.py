@@ -1,7 +1,7 @@
-"""`cross_entropy`: from hidden states and the output matrix to a loss, without all the logits."""
+"""`cross_entropy`: the loss from hidden states and output matrix, without storing all logits."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -9,27 +9,37 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError, did_you_mean
-from ...registry.dispatch import dispatch
-from ...registry.gradient import with_backward
-from ...registry.op import PALLAS_TPU, REFERENCE, XLA, find_implementation
+from ...registry.dispatch import dispatch, with_backward
+from ...registry.op import PALLAS_TPU, REFERENCE, XLA, KernelCase, Op, find_implementation
 from . import chunked, pallas_tpu
-from .blocks import CrossEntropyBlocks
-from .pallas_tpu import OP_NAME, SPLITS
-from .reference import cross_entropy_reference
-from .terms import CrossEntropy, Reduction
+from .pallas_tpu import OP_NAME, SPLITS, CrossEntropyBlocks, block_space, default_blocks, vmem_bytes
+from .terms import CrossEntropy, LossTerms, Reduction, reduce_losses
 
+
+def cross_entropy_reference(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: Reduction = "mean",
+) -> CrossEntropy:
+    """Compute `cross_entropy` from all logits (T, V) at once, in float32 or wider."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    logits = jnp.dot(x, w, preferred_element_type=wide)
+    losses, log_normaliser = LossTerms(z_loss, soft_cap).of_logits(logits, labels)
+    loss = reduce_losses(losses, weights.astype(losses.dtype), reduction)
+    return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser))
+
+
+Options = dict[str, Any]  # z_loss, soft_cap and reduction
 IMPLEMENTATIONS: dict[str, Callable[..., CrossEntropy]] = {
     PALLAS_TPU: pallas_tpu.cross_entropy_pallas,
     XLA: chunked.cross_entropy_chunked,
     REFERENCE: cross_entropy_reference,
 }
-
-
-@dataclass(frozen=True)
-class _Options:
-    z_loss: float
-    soft_cap: float | None
-    reduction: Reduction
 
 
 def cross_entropy(
@@ -44,27 +54,27 @@ def cross_entropy(
     implementation: str | None = None,
     blocks: CrossEntropyBlocks | None = None,
 ) -> CrossEntropy:
-    """Softmax cross-entropy of `x @ w` against `labels`, computed in float32.
+    """Return the softmax cross-entropy of `x @ w` against `labels`, computed in float32.
 
     Args:
         x: (..., d) hidden states.
         w: (d, V) the output matrix.
-        labels: (...) the right column of each token; a negative one takes the token out.
-        weights: (...) how much each token counts; 1 by default.
+        labels: (...) the correct column of each token; a negative label excludes the token.
+        weights: (...) the weight of each token; 1 by default.
         z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
         soft_cap: Squeeze logits into ±soft_cap by a tanh before the softmax.
-        reduction: "none" gives the weighted loss of every token, "sum" their sum, "mean" that sum
-            over the sum of weights.
-        implementation: "pallas_tpu", "xla" (a chunk of tokens at a time) or "reference" (whole
-            logits). None takes the kernel on TPU where no gradient is asked for, and "xla"
-            otherwise: with a gradient the kernel makes logits three times and "xla" once.
-        blocks: Of the Pallas kernel; None takes the tuned ones.
+        reduction: "none" returns the weighted loss of every token, "sum" their sum, "mean" that sum
+            divided by the sum of weights.
+        implementation: "pallas_tpu", "xla" (chunk by chunk) or "reference" (all logits at once).
+            None takes the kernel on TPU for calls without a gradient, and "xla" otherwise: with a
+            gradient the kernel computes the logits three times and "xla" once.
+        blocks: Block sizes of the Pallas kernel; None takes the tuned ones.
 
     Returns:
-        The loss, and the log of each token's softmax normaliser, which passes no gradient.
+        The loss, and the log of each token's softmax normaliser, which has no gradient.
 
     Raises:
-        TPUKernelError: Shapes that do not belong together, or an unknown name.
+        TPUKernelError: Shapes do not match, or a name is unknown.
     """
     _check(x, w, labels, weights, reduction, soft_cap)
     shape = labels.shape
@@ -73,22 +83,22 @@ def cross_entropy(
     counted = (labels >= 0).astype(wide)
     counted = counted if weights is None else counted * weights.astype(wide)
     arrays = (tokens, w, labels.reshape(-1), counted.reshape(-1))
-    options = _Options(z_loss, soft_cap, reduction)
+    options: Options = {"z_loss": z_loss, "soft_cap": soft_cap, "reduction": reduction}
     if implementation is None:
         alone = partial(_without_gradient, options=options, blocks=blocks)
         result = with_backward(partial(_forward, options=options), _backward, *arrays, result=alone)
     else:
         named = find_implementation(OP_NAME, IMPLEMENTATIONS, implementation)
         own: dict[str, Any] = {"blocks": blocks} if implementation == PALLAS_TPU else {}
-        result = named(*arrays, **asdict(options), **own)
+        result = named(*arrays, **options, **own)
     loss = result.loss.reshape(shape) if reduction == "none" else result.loss
     return CrossEntropy(loss, result.log_normaliser.reshape(shape))
 
 
 def _without_gradient(
-    *arrays: jax.Array, options: _Options, blocks: CrossEntropyBlocks | None
+    *arrays: jax.Array, options: Options, blocks: CrossEntropyBlocks | None
 ) -> CrossEntropy:
-    loss = "t" if options.reduction == "none" else ""
+    loss = "t" if options["reduction"] == "none" else ""
     splits = replace(SPLITS, arguments=("t d", "d v", "t", "t"), result=(loss, "t"))
     return dispatch(
         OP_NAME,
@@ -96,15 +106,15 @@ def _without_gradient(
         *arrays,
         on_gpu=XLA,
         elsewhere=XLA,
-        options=asdict(options),
+        options=options,
         pallas_options={"blocks": blocks},
         names=splits.alone,
     )
 
 
-def _forward(*arrays: jax.Array, options: _Options) -> tuple[CrossEntropy, Any]:
+def _forward(*arrays: jax.Array, options: Options) -> tuple[CrossEntropy, Any]:
     with jax.named_scope(OP_NAME):
-        return jax.vjp(partial(chunked.cross_entropy_chunked, **asdict(options)), *arrays)
+        return jax.vjp(partial(chunked.cross_entropy_chunked, **options), *arrays)
 
 
 def _backward(pull: Any, factors: CrossEntropy) -> tuple[jax.Array, ...]:
@@ -141,3 +151,35 @@ def _check(
         )
     if soft_cap is not None and soft_cap <= 0:
         raise TPUKernelError(f"soft_cap={soft_cap} must be positive; None switches it off.")
+
+
+def _case(name: str, tokens: int, width: int, vocab: int) -> KernelCase:
+    return KernelCase(
+        name,
+        (
+            jax.ShapeDtypeStruct((tokens, width), jnp.bfloat16),
+            jax.ShapeDtypeStruct((width, vocab), jnp.bfloat16),
+            jax.ShapeDtypeStruct((tokens,), jnp.int32),
+            jax.ShapeDtypeStruct((tokens,), jnp.float32),
+        ),
+    )
+
+
+OP = Op(
+    name=OP_NAME,
+    function=cross_entropy,
+    implementations=IMPLEMENTATIONS,
+    cases=(
+        _case("small", 256, 512, 1000),
+        _case("llama3_8b_2048", 2048, 4096, 128256),
+        _case("llama3_8b_8192", 8192, 4096, 128256),
+        _case("gemma3_12b_4096", 4096, 3840, 262144),
+        _case("qwen3_8b_4096", 4096, 4096, 151936),
+    ),
+    block_space=block_space,
+    vmem_bytes=vmem_bytes,
+    default_blocks=default_blocks,
+    on_gpu=XLA,
+    differentiable=(0, 1),
+    splits=SPLITS,
+)

@@ -1,11 +1,11 @@
-"""Cross-entropy a chunk of tokens at a time, in plain XLA: one chunk's logits is all it holds.
+"""Cross-entropy chunk by chunk in plain XLA: only one chunk's logits are in memory.
 
-A sum of losses is linear in its tokens, so a chunk's gradients are known as soon as its logits
-are. They are computed with the loss, which leaves the backward pass only a factor to apply: the
-same matrix products as for whole logits. Losses of single tokens have no such factor, so their
-backward pass makes the logits of each chunk again.
+A sum of losses is linear in its tokens, so a chunk's gradients are known as soon as its logits are.
+They are computed with the loss, which leaves the backward pass only a factor to apply: the same
+matmuls as for all logits at once. Losses of single tokens have no such factor, so their backward
+pass recomputes the logits of each chunk.
 
-Shapes: n chunks, g groups (devices that split the tokens; 1 without a mesh), c tokens, width d,
+Shapes: n chunks, g groups (devices that shard the tokens; 1 without a mesh), c tokens, width d,
 vocabulary v.
 """
 
@@ -17,32 +17,32 @@ import jax
 import jax.numpy as jnp
 
 from ....hardware.target import on_one_gpu
-from ...registry.gradient import with_backward
+from ...registry.dispatch import with_backward
 from . import triton_gpu
-from .filled import filled_total, leanest_cut
 from .terms import CrossEntropy, LossTerms, Reduction, scaled, weights_of_mean
+from .triton_gpu import filled_total, leanest_cut
 
-# Tokens are cut only where the logits would be larger than this ...
+# Tokens are chunked only if the logits would be larger than this ...
 LOGITS_BYTES = 512 * 2**20
 # ... and not into fewer tokens than this: every chunk reads and writes the gradient of the head
-# once, in float32, which takes longer than its matrix product when fewer tokens share it (v6e:
-# 918 TFLOP/s over 1.6 TB/s, times 8 bytes over 2 FLOPs a token, is 2300 tokens; others need less).
+# once, in float32, which takes longer than its matmul when fewer tokens share it (v6e: 918 TFLOP/s
+# over 1.6 TB/s, times 8 bytes over 2 FLOPs per token, is 2300 tokens; others need less).
 MIN_TOKENS = 2048
 
 
 class LossPlacement(Protocol):
-    """Where arrays lie on a mesh; hashable, because a traced function is kept for each."""
+    """Placement of arrays on a mesh; hashable, because a traced function is kept for each."""
 
     def place(self, x: jax.Array, *, groups: int, vocab: int | None = None) -> jax.Array:
-        """Put `x` where its dimensions of groups and vocabulary belong."""
+        """Constrain `x` to the shardings of its dimensions of groups and vocabulary."""
         ...
 
 
 class OneDevice:
-    """Everything lies together: nothing to place."""
+    """The placement without a mesh."""
 
     def place(self, x: jax.Array, *, groups: int, vocab: int | None = None) -> jax.Array:
-        """`x` as it is."""
+        """Return `x` unchanged."""
         return x
 
 
@@ -50,7 +50,7 @@ ONE_DEVICE = OneDevice()
 
 
 def chunk_count(tokens: int, vocab: int, itemsize: int) -> int:
-    """The number of chunks one device's tokens are cut into; 1 is not at all."""
+    """Return the number of chunks for one device's tokens; 1 means no chunking."""
     fewest = math.ceil(tokens * vocab * itemsize / LOGITS_BYTES)
     most = max(1, tokens // MIN_TOKENS)
     if fewest >= most:
@@ -69,7 +69,7 @@ def cross_entropy_chunked(
     soft_cap: float | None = None,
     reduction: Reduction = "mean",
 ) -> CrossEntropy:
-    """See `cross_entropy`."""
+    """Compute `cross_entropy` chunk by chunk."""
     tokens = x.shape[0]
     wide = jnp.dtype(jnp.promote_types(x.dtype, jnp.float32))
     is_filled = False
@@ -84,7 +84,7 @@ def cross_entropy_chunked(
         losses, log_normaliser = tokenwise(x, w, labels, terms=terms, count=count)
         loss = losses * weights.astype(wide)
     else:
-        # A mean of scaled weights leaves nothing to scale the gradients with.
+        # With the mean in the weights, gradients need no further factor.
         counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
         counted = counted.astype(wide)
         if is_filled:
@@ -99,22 +99,22 @@ def cross_entropy_chunked(
 def tokenwise(
     x: jax.Array, w: jax.Array, labels: jax.Array, *, terms: LossTerms, count: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Losses and log-normalisers (T,) of tokens (T, d), in float32 or wider, `count` chunks."""
+    """Return losses and log-normalisers (T,) of tokens (T, d), in float32 or wider."""
     tokens = x.shape[0]
     if count is None:
         itemsize = jnp.promote_types(x.dtype, jnp.float32).itemsize
         count = chunk_count(tokens, w.shape[-1], itemsize)
-    found = with_backward(
+    outputs = with_backward(
         partial(_token_losses, terms=terms),
         partial(token_gradients, terms),
         *(_cut(x, count), w, _cut(labels, count)),
     )
-    losses, log_normaliser = (each.reshape(-1)[:tokens] for each in found)
+    losses, log_normaliser = (each.reshape(-1)[:tokens] for each in outputs)
     return losses, log_normaliser
 
 
 def _cut(leaf: jax.Array, count: int) -> jax.Array:
-    """(T, …) as (n, 1, c, …): padding has no weight, and whatever its label is nobody reads it."""
+    """Reshape (T, …) to (n, 1, c, …) with padding, which has no weight."""
     missing = -leaf.shape[0] % count
     room = ((0, missing), *((0, 0) for _ in leaf.shape[1:]))
     padded = jnp.pad(leaf, room) if missing else leaf
@@ -132,17 +132,17 @@ def weighted_total(
     *,
     frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The weighted sum of losses, and log-normalisers (n, g, c), which pass no gradient.
+    """Return the weighted sum of losses, and log-normalisers (n, g, c), which have no gradient.
 
     Args:
         x: (n, g, c, d) activations.
         w: (d, v) the output matrix.
         labels: (n, g, c).
         weights: (n, g, c) of the tokens.
-        terms: What a loss is.
-        split: Where arrays lie.
-        logits_dtype: What logits are rounded to; the softmax is computed in float32 or wider.
-        frozen: Whether nobody asks for the gradient of w, which would be made with the loss.
+        terms: The terms of the loss.
+        split: Placement of the arrays.
+        logits_dtype: Dtype that logits are rounded to; the softmax is computed in float32 or wider.
+        frozen: Whether to skip the gradient of w, which is computed with the loss otherwise.
     """
     static = {"terms": terms, "split": split, "logits_dtype": logits_dtype}
     return with_backward(
@@ -165,14 +165,14 @@ def _total(
 ) -> tuple[jax.Array, jax.Array]:
     copies = _copies(w, x.shape[1], split)
 
-    def one_chunk(
+    def add_chunk(
         _: None, piece: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[None, tuple[jax.Array, jax.Array]]:
         x, labels, weights = piece
         losses, log_normaliser = terms.of_logits(_logits(x, copies, split, logits_dtype), labels)
         return None, ((losses * weights).sum(), log_normaliser)
 
-    _, (totals, log_normaliser) = jax.lax.scan(one_chunk, None, (x, labels, weights))
+    _, (totals, log_normaliser) = jax.lax.scan(add_chunk, None, (x, labels, weights))
     return totals.sum(), log_normaliser
 
 
@@ -192,7 +192,7 @@ def _total_and_gradients(
 ) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
     copies = _copies(w, x.shape[1], split)
 
-    def one_chunk(
+    def add_chunk(
         d_copies: jax.Array | None, piece: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array | None, tuple[jax.Array, jax.Array, jax.Array]]:
         x, labels, weights = piece
@@ -213,22 +213,22 @@ def _total_and_gradients(
     pieces = (x, labels, weights)
     logits_bytes = x.shape[2] * w.shape[1] * logits_dtype.itemsize
     if on_one_gpu() and (x.shape[0] == 1 or 4 * w.size > logits_bytes):
-        # The first chunk stands apart: zeros for it to be added to, written and read again, would
-        # be the largest array of all.
-        d_copies, first = one_chunk(None, jax.tree.map(lambda leaf: leaf[0], pieces))
+        # The first chunk is separate: zeros to add it to, written and read again, would be the
+        # largest array of all.
+        d_copies, first = add_chunk(None, jax.tree.map(lambda leaf: leaf[0], pieces))
         later = jax.tree.map(lambda leaf: leaf[1:], pieces)
-        d_copies, rest = jax.lax.scan(one_chunk, d_copies, later)
+        d_copies, rest = jax.lax.scan(add_chunk, d_copies, later)
         losses, log_normaliser, d_x = (
-            jnp.concatenate([one[None], others]) for one, others in zip(first, rest, strict=True)
+            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
         )
     else:
         nothing = None if frozen else _no_gradient(copies, split)
-        d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(one_chunk, nothing, pieces)
+        d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(add_chunk, nothing, pieces)
     d_w = None
     if d_copies is not None:
         d_w = _sum_of_copies(d_copies, w.dtype)
-        # The layers' backward pass waits for this sum, or each device would hold its own, as large
-        # as the whole head in float32, until the optimizer asks for it.
+        # The layers' backward pass waits for this sum. Otherwise each device would keep its own, as
+        # large as the head in float32, until the optimizer runs.
         d_x, d_w = jax.lax.optimization_barrier((d_x, d_w))
     total = (losses * weights).sum()
     return (total, log_normaliser), (d_x, d_w, losses)
@@ -237,34 +237,34 @@ def _total_and_gradients(
 def _scale_gradients(
     residuals: Residuals, factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array | None, None, jax.Array]:
-    d_x, d_w, losses = jax.tree.map(lambda one: scaled([one], factors[0])[0], residuals)
+    d_x, d_w, losses = jax.tree.map(lambda leaf: scaled([leaf], factors[0])[0], residuals)
     return d_x, d_w, None, losses
 
 
 def _token_losses(
     x: jax.Array, w: jax.Array, labels: jax.Array, *, terms: LossTerms
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """Losses and log-normalisers (n, 1, c), in float32 or wider; the latter pass no gradient."""
+    """Return losses and log-normalisers (n, 1, c); log-normalisers have no gradient."""
     copies = w[None]
     wide = jnp.promote_types(x.dtype, jnp.float32)
 
-    def one_chunk(
+    def add_chunk(
         _: None, piece: tuple[jax.Array, jax.Array]
     ) -> tuple[None, tuple[jax.Array, jax.Array]]:
         return None, terms.of_logits(_logits(piece[0], copies, ONE_DEVICE, wide), piece[1])
 
-    _, (losses, log_normaliser) = jax.lax.scan(one_chunk, None, (x, labels))
+    _, (losses, log_normaliser) = jax.lax.scan(add_chunk, None, (x, labels))
     return (losses, log_normaliser), (x, w, labels, log_normaliser)
 
 
 def token_gradients(
     terms: LossTerms, residuals: tuple[jax.Array, ...], factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None]:
-    """Gradients of `_token_losses`: of x (n, 1, c, d) and of w; labels have none."""
+    """Return the gradients of `_token_losses`: of x (n, 1, c, d) and of w; labels have none."""
     x, w, labels, log_normaliser = residuals
     copies = w[None]
 
-    def one_chunk(d_copies: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    def add_chunk(d_copies: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x, labels, log_normaliser, factor = piece
         logits = _logits(x, copies, ONE_DEVICE, log_normaliser.dtype)
         d_logits = _slopes(x, logits, labels, log_normaliser, factor, terms, ONE_DEVICE)
@@ -272,7 +272,7 @@ def token_gradients(
         return d_copies + more, d_x
 
     d_copies, d_x = jax.lax.scan(
-        one_chunk, _no_gradient(copies, ONE_DEVICE), (x, labels, log_normaliser, factors[0])
+        add_chunk, _no_gradient(copies, ONE_DEVICE), (x, labels, log_normaliser, factors[0])
     )
     return d_x, _sum_of_copies(d_copies, w.dtype), None
 
@@ -286,7 +286,7 @@ def _slopes(
     terms: LossTerms,
     split: LossPlacement,
 ) -> jax.Array:
-    """The gradient of one chunk's logits, in the type of x."""
+    """Return the gradient of one chunk's logits, in the dtype of x."""
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     d_logits = terms.gradient(
         logits.astype(log_normaliser.dtype), is_label, log_normaliser[..., None], factor[..., None]
@@ -297,7 +297,7 @@ def _slopes(
 def _pull_back(
     x: jax.Array, copies: jax.Array, d_logits: jax.Array, split: LossPlacement
 ) -> tuple[jax.Array, jax.Array]:
-    """One chunk's gradients of x, and of the head's copies in float32 or wider."""
+    """Return one chunk's gradients of x, and of the head's copies in float32 or wider."""
     precise = jnp.promote_types(copies.dtype, jnp.float32)
     d_x = _to_activations(copies, d_logits, split)
     more = jnp.einsum("gcd,gcv->gdv", x, d_logits, preferred_element_type=precise)
@@ -305,12 +305,12 @@ def _pull_back(
 
 
 def _to_activations(copies: jax.Array, d_logits: jax.Array, split: LossPlacement) -> jax.Array:
-    """One chunk's gradient of x."""
+    """Return one chunk's gradient of x."""
     return split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
 
 
 def _copies(w: jax.Array, groups: int, split: LossPlacement) -> jax.Array:
-    """A copy of the head for every group: gathered once, and gradients that stay where they are."""
+    """Copy the head for every group, so that it is gathered once and its gradients stay local."""
     return split.place(jnp.broadcast_to(w, (groups, *w.shape)), groups=0, vocab=2)
 
 
@@ -327,5 +327,5 @@ def _no_gradient(copies: jax.Array, split: LossPlacement) -> jax.Array:
 
 
 def _sum_of_copies(d_copies: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Summed over devices in its own type, as every other weight's gradient is."""
+    """Sum over devices in the head's own dtype, as for every other weight's gradient."""
     return jax.lax.reduce(d_copies.astype(dtype), jnp.zeros((), dtype), jax.lax.add, (0,))

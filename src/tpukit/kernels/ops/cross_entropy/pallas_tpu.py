@@ -1,10 +1,13 @@
-"""Cross-entropy as TPU kernels: a block of logits lives in VMEM and never reaches HBM.
+"""Cross-entropy as TPU kernels: a block of logits stays in VMEM and never reaches HBM.
 
-Forward keeps, for every token and every lane, a running maximum and a running sum of exponentials
-of the columns seen in that lane; lanes are joined once, after the last block of the vocabulary.
-Backward makes the logits again, once for the gradient of x and once for that of w.
+The forward kernel keeps, for every token and lane, a running maximum and a running sum of
+exponentials of the columns in that lane. Lanes are joined once, after the last block of the
+vocabulary. The backward pass recomputes the logits, once for the gradient of x and once for that of
+w.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,27 +17,109 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES
+from ...blocks.tiling import (
+    LANES,
+    Interpret,
+    accumulate,
+    round_up,
+    tile_dot,
+    tile_shape,
+    zero_past_end,
+)
 from ...blocks.tuned import blocks_for
-from ...blocks.vmem import vmem_limit_bytes
+from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
 from ...partition.splits import Assignment, Axes, Splits, add_up
-from ...registry.gradient import Passes, dispatch_with_gradient
-from ...registry.op import PALLAS_TPU, KernelCase
-from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
-from .blocks import CrossEntropyBlocks, vmem_bytes
+from ...registry.dispatch import Passes, dispatch_with_gradient
+from ...registry.op import PALLAS_TPU, BlockSizes, KernelCase
 from .terms import CrossEntropy, LossTerms, Reduction, reduce_losses
 
-# Stands for minus infinity: finite, so that a lane of nothing but padding makes no NaN.
+# Large blocks first: every block of tokens reads all of the head, so many tokens must share it.
+TOKENS = (1024, 512, 256, 128, 64, 32)
+VOCAB = (2048, 1024, 512, 256, 128)
+
+
+@dataclass(frozen=True)
+class CrossEntropyBlocks(BlockSizes):
+    """Tokens and columns of one block of logits, forward and backward."""
+
+    tokens: int
+    vocab: int
+    backward_tokens: int
+    backward_vocab: int
+
+
+def forward_bytes(width: int, itemsize: int, tokens: int, vocab: int) -> int:
+    """Return the VMEM of the forward kernel: operands twice, lane statistics, float32 logits."""
+    operands = 2 * width * (tokens + vocab) * itemsize
+    return operands + 7 * tokens * LANES * 4 + 2 * tokens * vocab * 4
+
+
+def backward_bytes(width: int, itemsize: int, tokens: int, vocab: int) -> int:
+    """Return the VMEM of the larger backward kernel: operands and result twice, float32 sums."""
+    operands = 2 * width * (tokens + vocab) * itemsize
+    result = max(tokens, vocab) * width * (2 * itemsize + 4)
+    # The addend of the sum is as large as the sum.
+    return operands + result + max(tokens, vocab) * width * 4 + 3 * tokens * vocab * 4
+
+
+def vmem_bytes(case: KernelCase, blocks: CrossEntropyBlocks) -> int:
+    """Return the VMEM of the largest kernel."""
+    width, itemsize = _width_and_itemsize(case)
+    return max(
+        forward_bytes(width, itemsize, blocks.tokens, blocks.vocab),
+        backward_bytes(width, itemsize, blocks.backward_tokens, blocks.backward_vocab),
+    )
+
+
+def default_blocks(case: KernelCase, chip: str | None) -> CrossEntropyBlocks:
+    """Return the largest nearly square blocks that leave a quarter of VMEM to the compiler."""
+    return next(_candidates(case, chip, vmem_capacity_bytes(chip) * 3 // 4))
+
+
+def block_space(case: KernelCase, chip: str) -> list[CrossEntropyBlocks]:
+    """Return blocks that fit, with forward and backward sizes varied separately."""
+    return list(_candidates(case, chip, vmem_capacity_bytes(chip)))
+
+
+def _candidates(
+    case: KernelCase, chip: str | None, budget_bytes: int
+) -> Iterator[CrossEntropyBlocks]:
+    x, w = case.arguments[:2]
+    width, itemsize = _width_and_itemsize(case)
+    tokens = round_up(x.shape[0], tile_shape(jnp.bfloat16, chip)[0])
+    vocab = round_up(w.shape[1], LANES)
+    sizes = [(t, v) for t in TOKENS for v in VOCAB]
+    # Nearly square blocks move the fewest bytes for their area; tokens break the tie.
+    sizes.sort(key=lambda size: (-min(size), -size[0]))
+    sizes = list(dict.fromkeys((min(t, tokens), min(v, vocab)) for t, v in sizes))
+    forward = [size for size in sizes if forward_bytes(width, itemsize, *size) <= budget_bytes]
+    backward = [size for size in sizes if backward_bytes(width, itemsize, *size) <= budget_bytes]
+    # Where nothing fits, offer the smallest and let the compiler decide.
+    forward, backward = forward or sizes[-1:], backward or sizes[-1:]
+    first = CrossEntropyBlocks(*forward[0], *backward[0])
+    yield first
+    for size in forward[1:]:
+        yield replace(first, tokens=size[0], vocab=size[1])
+    for size in backward[1:]:
+        yield replace(first, backward_tokens=size[0], backward_vocab=size[1])
+
+
+def _width_and_itemsize(case: KernelCase) -> tuple[int, int]:
+    x, w = case.arguments[:2]
+    return x.shape[1], max(jnp.dtype(x.dtype).itemsize, jnp.dtype(w.dtype).itemsize)
+
+
+# In place of minus infinity: finite, so that a lane of only padding gives no NaN.
 NOTHING = -1e30
 OP_NAME = "cross_entropy"
 Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Of some columns a device knows a part of the softmax, which is joined as lanes are.
+# A device with some of the columns has a part of the softmax, which is joined like lanes are.
 SPLITS = Splits(
     free="t v",
     arguments=("t d", "d v", "t"),
     result=("t", "t"),
     residuals=("t d", "d v", "t", "t"),
-    told_axes=True,
+    takes_axes=True,
 )
 
 
@@ -50,7 +135,7 @@ def cross_entropy_pallas(
     blocks: CrossEntropyBlocks | None = None,
     interpret: Interpret = False,
 ) -> CrossEntropy:
-    """See `cross_entropy`."""
+    """Compute `cross_entropy` with the kernels in both passes."""
     losses, log_normaliser = dispatch_with_gradient(
         OP_NAME,
         {PALLAS_TPU: Passes(forward, backward)},
@@ -78,7 +163,7 @@ def without_gradient(
     blocks: CrossEntropyBlocks | None = None,
     axes: Assignment | None = None,
 ) -> CrossEntropy:
-    """See `cross_entropy`; a device may have some of the tokens and some of the columns."""
+    """Compute `cross_entropy` on a device's shard of the tokens and columns."""
     terms = LossTerms(z_loss, soft_cap)
     (losses, log_normaliser), _ = forward(x, w, labels, terms=terms, blocks=blocks, axes=axes)
     over = (axes or {}).get("t", ())
@@ -96,11 +181,11 @@ def forward(
     interpret: Interpret = False,
     axes: Assignment | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
-    """Losses and log-normalisers (T,) of tokens (T, d), with a head (d, V) and labels (T,).
+    """Return losses and log-normalisers (T,) of tokens (T, d), a head (d, V) and labels (T,).
 
-    A device may have some of the tokens and some of the columns.
+    A device may have a shard of the tokens and of the columns.
     """
-    blocks = blocks_for(OP_NAME, _whole_case(x, w, labels), blocks)
+    blocks = blocks_for(OP_NAME, _weighted_case(x, w, labels), blocks)
     over = (axes or {}).get("v", ())
     tokens, width = x.shape
     vocab = w.shape[1]
@@ -123,8 +208,8 @@ def forward(
     )(_own_columns(labels, vocab, over)[:, None], x, w)
     log_normaliser, label_logit = log_normaliser[:, 0], label_logit[:, 0]
     if over:
-        every = jax.lax.all_gather(log_normaliser, over)
-        log_normaliser = jax.nn.logsumexp(every, axis=0)
+        gathered = jax.lax.all_gather(log_normaliser, over)
+        log_normaliser = jax.nn.logsumexp(gathered, axis=0)
         label_logit = add_up(label_logit, over)
     losses = terms.from_normaliser(log_normaliser, label_logit)
     return (losses, log_normaliser), (x, w, labels, log_normaliser)
@@ -139,9 +224,9 @@ def backward(
     interpret: Interpret = False,
     axes: Assignment | None = None,
 ) -> tuple[jax.Array, jax.Array, None]:
-    """Gradients of x and w: of a device's columns, of its tokens, and then added up."""
+    """Return the gradients of x and w, summed over devices."""
     x, w, labels, log_normaliser = residuals
-    sizes = blocks_for(OP_NAME, _whole_case(x, w, labels), blocks)
+    sizes = blocks_for(OP_NAME, _weighted_case(x, w, labels), blocks)
     split = dict(axes or {})
     (tokens, width), vocab = x.shape, w.shape[1]
     token_blocks = pl.cdiv(tokens, sizes.backward_tokens)
@@ -151,7 +236,7 @@ def backward(
     def call(
         kernel: Any, grid: tuple[int, int], token: int, scratch: tuple[int, int], of_x: bool
     ) -> jax.Array:
-        """`token` is the grid dimension that counts blocks of tokens; the other counts columns."""
+        """Call a kernel; `token` is the grid dimension of token blocks, the other is of columns."""
         column = pl.BlockSpec((sizes.backward_tokens, 1), lambda *at: (at[token], 0))
         x_spec = pl.BlockSpec((sizes.backward_tokens, width), lambda *at: (at[token], 0))
         w_spec = pl.BlockSpec((width, sizes.backward_vocab), lambda *at: (0, at[1 - token]))
@@ -173,15 +258,15 @@ def backward(
 
 
 def _own_columns(labels: jax.Array, vocab: int, over: Axes) -> jax.Array:
-    """Labels counted from this device's first column; -1 for those of others."""
+    """Return labels relative to this device's first column; -1 for those of other devices."""
     if not over:
         return labels
     own = labels - jax.lax.axis_index(over) * vocab
     return jnp.where((own >= 0) & (own < vocab), own, -1)
 
 
-def _whole_case(x: jax.Array, w: jax.Array, labels: jax.Array) -> KernelCase:
-    """With the weights of tokens, as blocks are tuned for."""
+def _weighted_case(x: jax.Array, w: jax.Array, labels: jax.Array) -> KernelCase:
+    """Return the case with token weights, as blocks are tuned."""
     case = _case(x, w, labels)
     weights = jax.ShapeDtypeStruct(labels.shape, jnp.float32)
     return KernelCase(case.name, (*case.arguments, weights))

@@ -1,4 +1,4 @@
-"""What a token's loss is, given its logits, and the gradient of that: the maths all paths share."""
+"""The loss of a token from its logits, and its gradient: the formulas that all paths share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Reduction: TypeAlias = Literal["none", "sum", "mean"]
 
 
 class CrossEntropy(NamedTuple):
-    """The loss, and the log of each token's softmax normaliser, which passes no gradient."""
+    """The loss, and the log of each token's softmax normaliser, which has no gradient."""
 
     loss: jax.Array
     log_normaliser: jax.Array
@@ -21,7 +21,7 @@ class CrossEntropy(NamedTuple):
 
 @dataclass(frozen=True)
 class LossTerms:
-    """How logits become a loss.
+    """The terms of the loss.
 
     Attributes:
         z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
@@ -32,23 +32,23 @@ class LossTerms:
     soft_cap: float | None = None
 
     def capped(self, logits: jax.Array) -> jax.Array:
-        """The logits the softmax is taken of."""
+        """Return the logits after the soft cap."""
         if self.soft_cap is None:
             return logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
     def from_normaliser(self, log_normaliser: jax.Array, chosen: jax.Array) -> jax.Array:
-        """The loss of tokens from their normaliser and the capped logit of their label."""
+        """Return the losses of tokens from their normaliser and the capped logit of their label."""
         losses = log_normaliser - chosen
         if self.z_loss:
             losses = losses + self.z_loss * log_normaliser**2
         return losses
 
     def of_logits(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Losses and log-normalisers (...) of logits (..., V), in float32 or wider."""
+        """Return losses and log-normalisers (...) of logits (..., V), in float32 or wider."""
         wide = self.capped(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         log_normaliser = jax.nn.logsumexp(wide, axis=-1)
-        # A comparison instead of a gather: it stays local when the vocabulary is split.
+        # A comparison instead of a gather stays local when the vocabulary is sharded.
         is_label = jnp.arange(wide.shape[-1]) == labels[..., None]
         chosen = jnp.sum(jnp.where(is_label, wide, 0), axis=-1)
         return self.from_normaliser(log_normaliser, chosen), log_normaliser
@@ -60,13 +60,13 @@ class LossTerms:
         log_normaliser: jax.Array,
         factor: jax.Array,
     ) -> jax.Array:
-        """The gradient of `factor · loss` with respect to uncapped logits (tokens, V).
+        """Return the gradient of `factor · loss` with respect to uncapped logits (tokens, V).
 
         Args:
             logits: In float32 or wider.
-            is_label: Which column is the token's label, as `logits`.
-            log_normaliser: Of each token, broadcastable to `logits`.
-            factor: Of each token, broadcastable to `logits`.
+            is_label: Whether a column is the token's label, in the shape of `logits`.
+            log_normaliser: One per token, broadcastable to `logits`.
+            factor: One per token, broadcastable to `logits`.
         """
         capped = self.capped(logits)
         pull = factor * (1 + 2 * self.z_loss * log_normaliser) if self.z_loss else factor
@@ -79,9 +79,9 @@ class LossTerms:
 def reduce_losses(
     losses: jax.Array, weights: jax.Array, reduction: Reduction, *, over: Axes = ()
 ) -> jax.Array:
-    """Weigh the tokens' losses; a mean over no weight at all is zero.
+    """Weight and reduce the tokens' losses; a mean over zero weight is zero.
 
-    Where tokens are split `over` mesh axes, the sums are those of all devices.
+    Where tokens are sharded `over` mesh axes, the sums are those of all devices.
     """
     weighted = losses * weights
     if reduction == "none":
@@ -91,7 +91,7 @@ def reduce_losses(
 
 
 def weights_of_mean(weights: jax.Array) -> jax.Array:
-    """Weights whose weighted sum is the mean."""
+    """Return weights whose weighted sum is the mean."""
     return weights / _sum(weights)
 
 
@@ -101,5 +101,5 @@ def _sum(weights: jax.Array, over: Axes = ()) -> jax.Array:
 
 
 def scaled(gradients: Sequence[jax.Array], factor: jax.Array) -> list[jax.Array]:
-    """Gradients that were made with the loss, times what comes back, each in its own type."""
+    """Multiply gradients by the loss's cotangent, each in its own dtype."""
     return [(gradient * factor).astype(gradient.dtype) for gradient in gradients]

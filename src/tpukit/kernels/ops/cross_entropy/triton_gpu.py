@@ -1,8 +1,12 @@
-"""From a chunk's logits to losses and gradients on an NVIDIA GPU: two looks at each row.
+"""Losses and gradients from a chunk's logits on an NVIDIA GPU, with two reads of each row.
 
-XLA reads logits three times, for their largest, their sum and their gradient, and writes the
-gradient beside them. Here a row is a program: the first look finds the normaliser, and the second
-finds the row still in the cache and writes the gradient, over the logits where they have its type.
+XLA reads logits three times, for their maximum, their sum and their gradient, and writes the
+gradient to another array. Here one program handles one row: the first read finds the normaliser.
+The second read hits the cache and writes the gradient, over the logits where the dtypes are equal.
+
+With few tokens the gradient of all logits, in the dtype of x, is smaller than the float32 gradient
+of the head that chunks would add to. Then chunks only fill in the gradient of the logits, and two
+matmuls follow.
 """
 
 from functools import partial
@@ -14,21 +18,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ...blocks.tiling import round_up
-from .terms import LossTerms
+from ...registry.dispatch import with_backward
+from .terms import LossTerms, scaled
 
-LANES = 2048  # columns that are read at once
-READS = 4  # of so many columns in a step: their sums are rescaled once
+LANES = 2048  # columns per read
+READS = 4  # reads per step, whose sums are rescaled once
 _WARPS = 8
-_LOWEST = -1e30  # below any logit, and its difference to itself is a number
+_LOWEST = -1e30  # below any logit; its difference to itself is not NaN
 
 
 def fits(logits: jax.Array) -> bool:
-    """Whether the kernel takes these logits."""
+    """Whether the kernel supports these logits."""
     return logits.dtype in (jnp.float32, jnp.bfloat16) and is_wide(logits.shape[-1])
 
 
 def is_wide(vocab: int) -> bool:
-    """Whether rows are worth the kernel: narrow ones leave most of a program idle."""
+    """Whether rows are wide enough for the kernel; narrow ones leave most of a program idle."""
     return vocab >= LANES * READS
 
 
@@ -42,15 +47,15 @@ def losses_and_slopes(
     place: "Place | None" = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What `LossTerms.of_logits` and `LossTerms.gradient` say, in one kernel.
+    """Compute `LossTerms.of_logits` and `LossTerms.gradient` in one kernel.
 
     Args:
         logits: (..., V), uncapped.
-        labels: (...), the right column; with a negative one the chosen logit counts as zero.
+        labels: (...), the correct column; for a negative label the chosen logit counts as zero.
         weights: (...), the factor of each token's gradient, in float32.
-        terms: What a loss is.
-        dtype: Of the gradient.
-        place: Where the gradient is written; None is an array of its own.
+        terms: The terms of the loss.
+        dtype: Dtype of the gradient.
+        place: Where the gradient is written; None writes a new array.
         interpret: Run in plain jax.
 
     Returns:
@@ -60,7 +65,7 @@ def losses_and_slopes(
     vocab = logits.shape[-1]
     rows = logits.size // vocab
     row = pl.BlockSpec((1, round_up(vocab, LANES)), lambda i: (i, 0))
-    one = pl.BlockSpec((1,), lambda i: (i,))
+    per_row = pl.BlockSpec((1,), lambda i: (i,))
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     figure = jax.ShapeDtypeStruct((rows,), jnp.float32)
     place = place or Place(rows, 0)
@@ -69,8 +74,8 @@ def losses_and_slopes(
     call: Any = pl.pallas_call(
         partial(_row, vocab=vocab, terms=terms),
         grid=(rows,),
-        in_specs=[row, one, one, anywhere, *([] if place.array is None else [anywhere])],
-        out_specs=[one, one, anywhere],
+        in_specs=[row, per_row, per_row, anywhere, *([] if place.array is None else [anywhere])],
+        out_specs=[per_row, per_row, anywhere],
         out_shape=[figure, figure, jax.ShapeDtypeStruct((place.rows, vocab), dtype)],
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=_WARPS),
@@ -92,9 +97,9 @@ class Place(NamedTuple):
     """Rows of a larger array that a chunk's gradient is written into.
 
     Attributes:
-        rows: Of the larger array.
+        rows: Rows of the larger array.
         first_row: Where the chunk begins in it.
-        array: The array, with other chunks in it; None makes one whose other rows are anything.
+        array: The array, with other chunks in it; None makes one whose other rows are undefined.
     """
 
     rows: int
@@ -111,7 +116,9 @@ def _row(
     vocab: int,
     terms: LossTerms,
 ) -> None:
-    loss_ref, normaliser_ref, slopes_ref = rest[-3:]  # before them, what slopes are written into
+    loss_ref, normaliser_ref, slopes_ref = rest[
+        -3:
+    ]  # before them, the array that gradients are written into
     label, weight = label_ref[0], weight_ref[0]
     row_of_slopes = first_row_ref[0] + pl.program_id(0)
 
@@ -130,7 +137,7 @@ def _row(
         largest, total = carry
         seen = [terms.capped(read(first + n)) for n in range(count)]
         if terms.soft_cap is not None and vocab % LANES:
-            # A cap would lift what stands in for columns that are not there.
+            # The cap would raise the values that stand in for missing columns.
             seen = [jnp.where(columns(first + n) < vocab, x, _LOWEST) for n, x in enumerate(seen)]
         higher = largest
         for x in seen:
@@ -141,11 +148,11 @@ def _row(
         return higher, total
 
     places = -(-vocab // LANES)
-    whole = places // READS
+    full_steps = places // READS
     carry = (jnp.full((1, LANES), _LOWEST, jnp.float32), jnp.zeros((1, LANES), jnp.float32))
-    carry = jax.lax.fori_loop(0, whole, lambda i, c: add_reads(i * READS, c, READS), carry)
+    carry = jax.lax.fori_loop(0, full_steps, lambda i, c: add_reads(i * READS, c, READS), carry)
     if places % READS:
-        carry = add_reads(whole * READS, carry, places % READS)
+        carry = add_reads(full_steps * READS, carry, places % READS)
     largest, total = carry
     top = jnp.max(largest)
     log_normaliser = top + jnp.log(jnp.sum(total * jnp.exp(largest - top)))
@@ -161,3 +168,130 @@ def _row(
         triton.store(where, slopes.astype(slopes_ref.dtype), mask=inside)
 
     jax.lax.fori_loop(0, places, write, None)
+
+
+Figures = tuple[jax.Array, jax.Array]  # a loss and a log-normaliser per token
+Pulled = tuple[jax.Array, jax.Array, jax.Array]
+
+# Chunks of fewer tokens cost more time than they save memory: each passes over the head's gradient
+# in float32 (H200, 2048 tokens 4096 wide: 1 of 10 ms) ...
+FEWEST_ADDED = 4096
+# ... or, where it only fills in, has matmuls that no longer fill the chip.
+FEWEST_FILLED = 2048
+
+
+class Cut(NamedTuple):
+    """How tokens are chunked on one GPU."""
+
+    chunks: int
+    is_filled: bool  # whether chunks fill in the gradient of all logits
+
+
+def leanest_cut(tokens: int, width: int, vocab: int, *, logit_bytes: int, slope_bytes: int) -> Cut:
+    """Return the chunking with the least memory; all of it grows with the vocabulary alike."""
+    most = max(1, tokens // FEWEST_ADDED)
+    cuts = [Cut(count, is_filled=False) for count in range(1, most + 1)]
+    if is_wide(vocab):
+        counts = range(2, tokens // FEWEST_FILLED + 1)
+        cuts += [Cut(count, is_filled=True) for count in counts if tokens % count == 0]
+
+    def held(cut: Cut) -> float:
+        logits = tokens / cut.chunks * logit_bytes
+        if cut.is_filled:
+            return logits + tokens * slope_bytes
+        head = 4 * width if cut.chunks > 1 else 0
+        return logits + tokens / cut.chunks * slope_bytes + head
+
+    return min(cuts, key=held)
+
+
+def filled_total(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    terms: LossTerms,
+    count: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the weighted sum of losses, and log-normalisers (T,), which have no gradient.
+
+    Args:
+        x: (T, d) activations.
+        w: (d, V) the output matrix.
+        labels: (T,).
+        weights: (T,) of the tokens, in float32.
+        terms: The terms of the loss.
+        count: Number of chunks, a divisor of T.
+    """
+    static = {"terms": terms, "count": count}
+    return with_backward(
+        partial(_forward, **static),
+        _backward,
+        *(x, w, labels, weights),
+        result=partial(_without_gradient, **static),
+    )
+
+
+def _without_gradient(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    terms: LossTerms,
+    count: int,
+) -> Figures:
+    def chunk_losses(piece: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, labels = piece
+        return terms.of_logits(_logits(x, w), labels)
+
+    pieces = (x.reshape(count, -1, x.shape[-1]), labels.reshape(count, -1))
+    losses, log_normaliser = jax.lax.map(chunk_losses, pieces)
+    return (losses.reshape(-1) * weights).sum(), log_normaliser.reshape(-1)
+
+
+def _forward(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    terms: LossTerms,
+    count: int,
+) -> tuple[Figures, Pulled]:
+    tokens = x.shape[0]
+    size = tokens // count
+
+    def fill(slopes: jax.Array | None, number: jax.typing.ArrayLike) -> tuple[jax.Array, Figures]:
+        first = number * size
+
+        def chunk(array: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(array, first, size)
+
+        losses, log_normaliser, filled = losses_and_slopes(
+            *(_logits(chunk(x), w), chunk(labels), chunk(weights), terms),
+            dtype=x.dtype,
+            place=Place(tokens, first, slopes),
+        )
+        return filled, (losses, log_normaliser)
+
+    slopes, figures = fill(None, 0)
+    slopes, others = jax.lax.scan(fill, slopes, jnp.arange(1, count))
+    losses, log_normaliser = (
+        jnp.concatenate([first, rest.reshape(-1)])
+        for first, rest in zip(figures, others, strict=True)
+    )
+    d_x = jnp.einsum("tv,dv->td", slopes, w)
+    d_w = jnp.einsum("td,tv->dv", x, slopes)
+    return ((losses * weights).sum(), log_normaliser), (d_x, d_w, losses)
+
+
+def _backward(
+    pulled: Pulled, factors: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+    d_x, d_w, losses = scaled(pulled, factors[0])
+    return d_x, d_w, None, losses
+
+
+def _logits(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.dot(x, w, preferred_element_type=jnp.float32)

@@ -1,8 +1,8 @@
-"""The backward kernel: every block of weights is made again once, for all three gradients.
+"""The backward kernel: every block of weights is recomputed once, for all three gradients.
 
-Queries stay in VMEM while keys pass by, and the gradients of all keys of one call are summed in
-VMEM, so that nothing is read or written twice. Scores are (keys, queries) here: what belongs to
-a query is then a row, which costs nothing to spread over keys.
+Queries stay in VMEM while the kernel iterates over keys, and the gradients of all keys of one call
+are summed in VMEM, so that nothing is read or written twice. Scores are (keys, queries) here, so
+that a query's value is a row, which broadcasts over keys for free.
 """
 
 from functools import partial
@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...blocks.tiling import round_up
-from .mask_stream import stream_mask
 from .problem import (
     LANES,
     LOG2_E,
@@ -26,9 +25,8 @@ from .problem import (
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, sparse_table, when
+from .scores import cap, hide, sparse_table, stream_mask, visit_listed, when
 from .visibility import Position, maximum, minimum
-from .visits import visit_listed
 
 ArrayGradients = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -48,7 +46,7 @@ def pull_back(
     vmem_limit_bytes: int | None,
     interpret: Any,
 ) -> ArrayGradients:
-    """Gradients of q, k and v, given the result and the log-sum-exp (B, H, S) of `attend`."""
+    """Return the gradients of q, k and v, given result and log-sum-exp (B, H, S) of `attend`."""
     visibility, group = problem.visibility, problem.group
     width, v_width = problem.padded_width, problem.padded_v_width
     batch, held, columns = q.shape[0], blocks.backward_q, blocks.backward_kv
@@ -68,7 +66,7 @@ def pull_back(
         return maximum(0, minimum(maximum(j, span.first), span.end - 1))
 
     def finished(g: Position, i: Position, j: Position) -> Position:
-        """Gradients of keys are written during the last round over them, and stay put before."""
+        """Return the block of key gradients that is written in the last round over the keys."""
         return jnp.where((g == group - 1) & (i == q_steps - 1), j, 0)
 
     def of_queries(lanes: int) -> pl.BlockSpec:
@@ -106,7 +104,8 @@ def pull_back(
     mask, mask_spec = None, None
     if dense_mask is not None:
         mask, mask_spec = stream_mask(
-            # Behind the forward pass: XLA would make the masks of both at once, and a third copy.
+            # After the forward pass, because XLA would build the masks of both at once, and a third
+            # copy.
             jax.lax.optimization_barrier((dense_mask, lse))[0],
             lambda b, h, g, i, j, *_: (b, h * group + g, i, seen_block(i, j)),
             tokens=(q_tokens, kv_tokens),
@@ -197,7 +196,7 @@ def _kernel(
     def update(
         block: Position, held_first: Position, *, edge: bool, stair: int | None = None
     ) -> None:
-        """Add a block of queries; on a staircase, to the keys up to its step."""
+        """Add a block of queries; on the diagonal, only to the keys up to its step."""
         attended = columns if stair is None else (stair + 1) * compute
         local: Any = (block - held_first) * compute
         mine = pl.ds(pl.multiple_of(local, compute), compute)
@@ -263,7 +262,7 @@ def _dense_blocks(
     visibility, columns, compute = problem.visibility, blocks.backward_kv, blocks.backward_q_compute
     span = visibility.queries_of(column, columns, block=compute)
     begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
-    # A block of queries on the diagonal attends only to the keys up to its last one.
+    # A block of queries on the diagonal attends only to the keys up to its last query.
     staircase = visibility.causal and not visibility.padding_is_visible and columns % compute == 0
     stairs = columns // compute if staircase else 0
     diagonal = jax.lax.div(column, jnp.int32(compute))
@@ -273,7 +272,7 @@ def _dense_blocks(
     def within(block: Position) -> Position:
         return minimum(maximum(block, begin), end)
 
-    def one(block: Position, carry: None, *, edge: bool) -> None:
+    def visit_block(block: Position, carry: None, *, edge: bool) -> None:
         update(block, held_first, edge=edge)
 
     if staircase:
@@ -284,8 +283,8 @@ def _dense_blocks(
                 update(diagonal + stair, held_first, edge=True, stair=stair)
 
     else:
-        jax.lax.fori_loop(begin, within(full_begin), partial(one, edge=True), None)
-    jax.lax.fori_loop(within(full_begin), within(full_end), partial(one, edge=False), None)
-    # Else the last block is a full one, and libtpu 0.0.50 fails on a loop that never runs.
+        jax.lax.fori_loop(begin, within(full_begin), partial(visit_block, edge=True), None)
+    jax.lax.fori_loop(within(full_begin), within(full_end), partial(visit_block, edge=False), None)
+    # Else the last block is full, and libtpu 0.0.50 fails on a loop with no iterations.
     if visibility.window is not None or visibility.padding_is_visible:
-        jax.lax.fori_loop(within(full_end), end, partial(one, edge=True), None)
+        jax.lax.fori_loop(within(full_end), end, partial(visit_block, edge=True), None)

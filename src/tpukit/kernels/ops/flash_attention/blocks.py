@@ -1,4 +1,4 @@
-"""How much VMEM blocks take, and which blocks are tried, tuned or taken by default."""
+"""VMEM of blocks, and which blocks are tried, tuned or taken by default."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from ...registry.op import KernelCase
 from .problem import LANES, FlashBlocks, Problem
 from .visibility import BlockMask, Visibility
 
-# Of the static timing of causal bfloat16 heads of 128 (benchmarks/attention_static.py): large
-# blocks of queries spare the MXU reloads of keys.
+# From static timing of causal bfloat16 heads of 128 (benchmarks/attention_rivals.py): large blocks
+# of queries save the MXU reloads of keys.
 PREFERRED = FlashBlocks(
     block_q=2048,
     block_kv=8192,
@@ -24,18 +24,19 @@ PREFERRED = FlashBlocks(
     backward_q_compute=512,
     backward_kv=1024,
 )
-# Of the same timing without a staircase on the diagonal: larger tiles of scores, and beside a
-# symmetric window fewer queries, which share less of it.
+# From the same timing without a causal diagonal: larger tiles of scores, and with a symmetric
+# window fewer queries, which share less of it.
 PREFERRED_WITHOUT_STAIRS = dataclasses.replace(PREFERRED, block_kv_compute=512)
 PREFERRED_IN_WINDOWS = dataclasses.replace(PREFERRED_WITHOUT_STAIRS, block_q=1024)
-# Heads of 512 on 7x take 13.1 ms with tiles of 128 keys, and 4.4 ms with fewer keys held instead.
+# Heads of 512 on 7x take 13.1 ms with tiles of 128 keys, and 4.4 ms with fewer keys in VMEM
+# instead.
 _HELD, SHORTEST_HELD = ("block_kv", "backward_q"), 2048
-# Where nobody knows the generation: small enough for the 16 MiB of the oldest.
+# Without a generation: small enough for the 16 MiB of the oldest.
 SAFE = FlashBlocks()
 
 
 def problem_of(case: KernelCase) -> Problem:
-    """The problem that a case of the op states."""
+    """Return the problem of a case."""
     q, k, v = case.arguments[:3]
     options = {name: case.options[name] for name in _OPTIONS if name in case.options}
     return make_problem(q, k, v, **options)
@@ -56,7 +57,7 @@ def make_problem(
     scale: float | None = None,
     mask_rows: int = 0,
 ) -> Problem:
-    """The static part of a call with q (B, S, H, D), k (B, S, KV, D), v (B, S, KV, Dv)."""
+    """Return the static part of a call with q (B, S, H, D), k (B, S, KV, D), v (B, S, KV, Dv)."""
     visibility = Visibility(q.shape[1], k.shape[1], causal, window, mask)
     return Problem(
         visibility=visibility,
@@ -74,14 +75,14 @@ def make_problem(
 def case_of(
     q: Any, k: Any, v: Any, rope: Any, dense_mask: Any, options: Mapping[str, Any]
 ) -> KernelCase:
-    """The case that a call is."""
+    """Return the case of a call."""
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
     read = {"rope": rope is not None, "mask_rows": 0 if dense_mask is None else dense_mask.shape[2]}
     return KernelCase("call", shapes, {**options, **read})
 
 
 def bucket(case: KernelCase) -> str:
-    """What decides the best blocks: dtype, head width, lengths as powers of two, and the mask."""
+    """Return the bucket: dtype, head width, lengths as powers of two, and the mask."""
     problem = problem_of(case)
     visibility = problem.visibility
     lengths = [1 << (max(n, LANES) - 1).bit_length() for n in (visibility.q_len, visibility.kv_len)]
@@ -101,14 +102,14 @@ def bucket(case: KernelCase) -> str:
 
 
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
-    """VMEM of the larger of the two kernels; the backward one cuts its keys to what fits."""
+    """Return the VMEM of the larger kernel; the backward one limits its keys to what fits."""
     problem = problem_of(case)
     rope = bool(case.options.get("rope"))
     return max(forward_bytes(problem, blocks, rope=rope), backward_bytes(problem, blocks, keys=0))
 
 
 def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
-    """VMEM of the forward kernel: windows twice, scratch once, and two blocks of scores."""
+    """Return the VMEM of the forward kernel: windows twice, scratch, and two blocks of scores."""
     blocks = blocks.cut_to(problem.visibility)
     width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     rows, held = blocks.block_q, blocks.block_kv
@@ -127,11 +128,12 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
 
 
 def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
-    """VMEM of the backward kernel when it sums the gradients of that many keys at a time."""
+    """Return the VMEM of the backward kernel when it sums gradients of that many keys."""
     blocks = blocks.cut_to(problem.visibility)
     width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     held, columns = blocks.backward_q, blocks.backward_kv
-    # Of queries: themselves and their gradient, the result and its; of keys and values: both.
+    # For queries: themselves, their gradient, the result and its gradient; for keys and values:
+    # both.
     windows = 4 * (held + columns) * (width + v_width) * item + 2 * word_sublanes() * held * 4
     scratch = held * width * (item + 4) + word_sublanes() * held * 4 + columns * LANES * 4
     sums = max(round_up(keys, columns), columns) * (width + v_width) * 4
@@ -146,10 +148,10 @@ def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
 
 
 def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> int:
-    """How many keys the backward kernel takes in one call: as many as its sums fit in VMEM."""
+    """Return how many keys the backward kernel takes per call, limited by its sums in VMEM."""
     cut = blocks.cut_to(problem.visibility)
     step = cut.backward_kv
-    # A fifth is the compiler's, for registers it spills.
+    # A fifth is left to the compiler for register spills.
     room = vmem_capacity_bytes(chip) * 4 // 5 - backward_bytes(problem, blocks, keys=step)
     of_a_step = (problem.padded_width + problem.padded_v_width) * 4 * step
     further = max(0, room // of_a_step)
@@ -157,9 +159,9 @@ def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> i
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
-    """The preferred blocks, halved until they fit the chip, and cut to the sequences.
+    """Return the preferred blocks, halved until they fit the chip, and cut to the sequences.
 
-    Where the chip is not known they are small.
+    Without a chip they are small.
 
     Raises:
         TPUKernelError: Even the smallest blocks do not fit, because heads are too wide.
@@ -186,7 +188,7 @@ def _preferred(problem: Problem) -> FlashBlocks:
 
 
 def _halved(blocks: FlashBlocks) -> FlashBlocks:
-    """Half of what is held in VMEM while that is long; then half of everything."""
+    """Halve the tokens in VMEM while they are many; then halve everything."""
     sizes = {name: value for name, value in blocks.to_dict().items() if name != "unroll"}
     held = {name: sizes[name] for name in _HELD if sizes[name] > SHORTEST_HELD}
     halves = {name: max(LANES, value // 2) for name, value in (held or sizes).items()}
@@ -194,13 +196,14 @@ def _halved(blocks: FlashBlocks) -> FlashBlocks:
 
 
 def block_space(case: KernelCase, chip: str) -> Iterator[FlashBlocks]:
-    """Candidates for the tuner: forward sizes and backward sizes are varied one after the other."""
+    """Yield candidates for the tuner: forward sizes and backward sizes are varied separately."""
     base = default_blocks(case, chip)
     capacity = vmem_capacity_bytes(chip)
     seen: set[FlashBlocks] = set()
     visibility = problem_of(case).visibility
-    # Of 4096 queries the staircase is so long (39,000 bundles on v5e) that the core fetches as many
-    # as it runs, and static timing, which likes it by a tenth, does not see the fetching.
+    # For 4096 queries the diagonal is so long (39,000 bundles on v5e) that the core fetches as many
+    # bundles as it executes. Static timing, which prefers it by a tenth, does not model the
+    # fetching.
     forward = [
         {"block_q": q, "block_kv_compute": compute, "unroll": unroll}
         for q in (512, 1024, 2048)

@@ -1,4 +1,4 @@
-"""Flash attention on NVIDIA GPUs: cuDNN, for what it computes without a mask in memory."""
+"""Flash attention on NVIDIA GPUs by cuDNN, for calls without a mask in memory."""
 
 import importlib.util
 from typing import Any
@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ..rope.tables import RopeTables
-from .problem import SegmentIds
+from .problem import AttentionArrays
 from .reference import rotate_heads
 from .visibility import BlockMask
 
@@ -25,7 +24,7 @@ def why_not_cudnn(
     soft_cap: float | None,
     sinks: jax.Array | None,
 ) -> str | None:
-    """What of this call cuDNN cannot do, or cannot do fast; None if it can.
+    """Return why cuDNN cannot run this call, or not fast; None if it can.
 
     `masked` is whether there is a mask of any kind, or segment ids.
     """
@@ -47,32 +46,26 @@ def why_not_cudnn(
 
 
 def cudnn_is_here() -> bool:
-    """Whether this jax has cuDNN: tracing its attention needs it, also for another platform."""
+    """Whether this jax has cuDNN, which tracing its attention needs even for another platform."""
     return any(
         importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13)
     ) and any(device.platform == "gpu" for device in jax.devices())
 
 
 def cudnn_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None = None,
-    rope: RopeTables | None = None,
-    dense_mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    *,
+    *arrays: Any,
     causal: bool = False,
     window: int | None = None,
     mask: BlockMask | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
 ) -> jax.Array:
-    """Attention through `jax.nn.dot_product_attention`, with cuDNN's own gradient.
+    """Compute attention by `jax.nn.dot_product_attention`, with cuDNN's own gradient.
 
     Raises:
-        TPUKernelError: cuDNN is not here, or cannot do this.
+        TPUKernelError: cuDNN is not installed, or cannot run this call.
     """
+    q, k, v, segment_ids, rope, dense_mask, sinks = AttentionArrays(*arrays)
     masked = any(x is not None for x in (segment_ids, dense_mask, mask))
     reason = why_not_cudnn(
         q, v, causal=causal, window=window, masked=masked, soft_cap=soft_cap, sinks=sinks
@@ -86,7 +79,7 @@ def cudnn_attention(
         )
     if rope is not None:
         q, k = (rotate_heads(x, rope) for x in (q, k))
-    # Keys and values have one width there: columns of zeros are cut off again.
+    # Keys and values need one width there; the zero columns are cut off again.
     width = v.shape[3]
     v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[3] - width)))
     call: Any = jax.nn.dot_product_attention

@@ -1,4 +1,4 @@
-"""The forward kernel: blocks of scores that live in VMEM only, and the log-sum-exp of each row."""
+"""The forward kernel: blocks of scores stay in VMEM; returns the log-sum-exp of each row."""
 
 from functools import partial
 from typing import Any
@@ -9,34 +9,36 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...blocks.tiling import round_up
-from ..rope.tables import RopeTables
-from .mask_stream import stream_mask
 from .problem import (
     LANES,
     LOG2_E,
     LOWEST_MAXIMUM,
     SMALLEST_SUM,
+    AttentionArrays,
     FlashBlocks,
     Problem,
-    SegmentIds,
     from_rows,
     matmul,
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, lane_tables, rotate, sparse_table, when
+from .scores import (
+    cap,
+    hide,
+    lane_tables,
+    rotate,
+    rows_attending,
+    sparse_table,
+    stream_mask,
+    visit_listed,
+    visit_visible,
+    when,
+)
 from .visibility import Position, maximum, minimum
-from .visits import rows_attending, visit_listed, visit_visible
 
 
 def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None,
-    rope: RopeTables | None,
-    dense_mask: jax.Array | None,
-    sinks: jax.Array | None,
+    arrays: AttentionArrays,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -44,7 +46,8 @@ def attend(
     interpret: Any,
     with_lse: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The result (B, S, H, Dv), and if asked the natural log-sum-exp of each row (B, H, S)."""
+    """Return the result (B, S, H, Dv), and `with_lse` the log-sum-exp of each row (B, H, S)."""
+    q, k, v, segment_ids, rope, dense_mask, sinks = arrays
     visibility, width, v_width = problem.visibility, problem.padded_width, problem.padded_v_width
     batch, group, rows, held = q.shape[0], problem.group, blocks.block_q, blocks.block_kv
     q_tokens, kv_tokens = round_up(visibility.q_len, rows), round_up(visibility.kv_len, held)
@@ -154,8 +157,8 @@ def attend(
         interpret=interpret,
     )
     prefetched = [] if table is None else [jnp.asarray(table)]
-    # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
-    # bare kernel it would not.
+    # jax removes an unused jitted call, as in a backward pass with kept results, but not a bare
+    # kernel.
     out, lse = jax.jit(call)(*prefetched, *arguments)
     out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.v_width)
     return out, lse[:, :, 0, : visibility.q_len] if with_lse else None
@@ -204,7 +207,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     def update(
         block: Position, held_first: Position, *, edge: bool, offset: int | None = None
     ) -> None:
-        """Add a block of keys; for the queries that attend to it, where its place is known."""
+        """Add a block of keys, only for the queries that attend to it where those are known."""
         mine = (
             slice(0, rows)
             if offset is None
@@ -235,7 +238,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
         shrink = jnp.exp2(before - after)
         maxima[mine] = after
         weights = jnp.exp2(scores - jnp.tile(after, (1, compute // LANES)))
-        # Lanes are summed once at the end: here whole registers are added.
+        # Lanes are summed once at the end; here full registers are added.
         partial_sums = weights[:, :LANES]
         for start in range(LANES, compute, LANES):
             partial_sums = partial_sums + weights[:, start : start + LANES]
@@ -254,11 +257,11 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
 
     @when(step == kv_steps - 1, always=kv_steps == 1)
     def _() -> None:
-        # Of a row that attends to no key the total is 0, and so is its sum.
+        # The total of a row that attends to no key is 0, and so is its sum.
         summed = jnp.maximum(jnp.sum(sums[...], axis=1, keepdims=True), SMALLEST_SUM)
         out[...] = (total[...] * (1.0 / summed)).astype(out.dtype)
         if lse is not None:
-            # Turned together, into rows: from there on a query takes one value, no register.
+            # Transposed together, so that a query then takes one value instead of a register.
             lane = jax.lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
             turned_rows = jnp.where(lane == 0, maxima[...], summed).T
             lse[...] = turned_rows[:1] * (1 / LOG2_E) + jnp.log(turned_rows[1:2])

@@ -10,7 +10,6 @@ from ....hardware.target import current_target
 from ...blocks.tuned import choose_blocks
 from ...blocks.vmem import check_vmem, vmem_limit_bytes
 from ...registry.op import KernelCase
-from ..rope.tables import RopeTables
 from .backward import ArrayGradients, pull_back
 from .blocks import (
     backward_bytes,
@@ -22,13 +21,11 @@ from .blocks import (
     problem_of,
 )
 from .forward import attend
-from .problem import LANES, FlashBlocks, Gradients, Problem, Residuals, SegmentIds
-from .reference import rotate_heads
-from .sinks import sink_gradient
+from .problem import LANES, AttentionArrays, FlashBlocks, Gradients, Problem, Residuals, SegmentIds
+from .reference import rotate_heads, sink_gradient
 from .visibility import BlockMask, Visibility
 
-# What a remat policy calls the result and its sums: kept, the backward pass need not run the
-# forward kernel again.
+# Name of the result and its log-sum-exp in a remat policy: kept, they save a second forward pass.
 KEPT_NAME = "attention"
 # Shorter sequences and narrower heads are mostly padding to the kernel's 128 x 128.
 SHORTEST = 128
@@ -36,54 +33,27 @@ NARROWEST = 64
 
 
 def can_flash(q: jax.Array, v: jax.Array, *, length: int | None = None) -> bool:
-    """Whether the kernel is made for such arrays, or for pieces of them of that length."""
+    """Whether the kernel suits such arrays, or shards of that length."""
     large = (length or q.shape[1]) >= SHORTEST and q.shape[-1] >= NARROWEST
     return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
 
-def result(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None = None,
-    rope: RopeTables | None = None,
-    dense_mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    **options: Any,
-) -> jax.Array:
-    """The result alone: nothing is kept for a gradient."""
-    return _attend(q, k, v, segment_ids, rope, dense_mask, sinks, with_lse=False, **options)[0]
+def result(*arrays: Any, **options: Any) -> jax.Array:
+    """Return the result alone, without residuals."""
+    return _attend(AttentionArrays(*arrays), with_lse=False, **options)[0]
 
 
-def with_sums(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None = None,
-    rope: RopeTables | None = None,
-    dense_mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
-    out, lse = _attend(q, k, v, segment_ids, rope, dense_mask, sinks, with_lse=True, **options)
+def with_sums(*arrays: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the result and the log-sum-exp of each row (B, H, S), which joins results."""
+    out, lse = _attend(AttentionArrays(*arrays), with_lse=True, **options)
     assert lse is not None
     return out, lse
 
 
-def forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None = None,
-    rope: RopeTables | None = None,
-    dense_mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, Residuals]:
-    """The result, and what the gradient needs: the arguments, the result, a number for each row."""
-    out, lse = with_sums(q, k, v, segment_ids, rope, dense_mask, sinks, **options)
-    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, sinks, out, lse)
+def forward(*arrays: Any, **options: Any) -> tuple[jax.Array, Residuals]:
+    """Return the result and the residuals."""
+    out, lse = with_sums(*arrays, **options)
+    return out, Residuals(*AttentionArrays(*arrays), out, lse)
 
 
 def backward(
@@ -94,7 +64,7 @@ def backward(
     interpret: Any = False,
     **options: Any,
 ) -> Gradients:
-    """Gradients of q, k, v and the sinks."""
+    """Return the gradients of q, k, v and the sinks."""
     q, k, v, segment_ids, rope, dense_mask, sinks, out, lse = residuals
     case = case_of(q, k, v, rope, dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
@@ -113,30 +83,18 @@ def backward(
 
 
 def _attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None,
-    rope: RopeTables | None,
-    dense_mask: jax.Array | None,
-    sinks: jax.Array | None,
+    arrays: AttentionArrays,
     *,
     with_lse: bool,
     blocks: FlashBlocks | None = None,
     interpret: Any = False,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    case = case_of(q, k, v, rope, dense_mask, options)
+    case = case_of(*arrays[:3], arrays.rope, arrays.dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
-    used = forward_bytes(problem, chosen, rope=rope is not None)
+    used = forward_bytes(problem, chosen, rope=arrays.rope is not None)
     return attend(
-        q,
-        k,
-        v,
-        segment_ids,
-        rope,
-        dense_mask,
-        sinks,
+        arrays,
         problem=problem,
         blocks=chosen,
         vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
@@ -146,7 +104,7 @@ def _attend(
 
 
 def _blocks_for(case: KernelCase, blocks: FlashBlocks | None) -> FlashBlocks:
-    from .specs import OP  # the op names these functions, so it cannot be imported before them
+    from .api import OP  # the op names these functions, so it is imported late
 
     chosen = blocks or choose_blocks(OP.name, case, default_blocks, bucket=bucket)
     check_vmem(OP, case, chosen, current_target())
@@ -161,7 +119,7 @@ def _pull_back_in_parts(
     blocks: FlashBlocks,
     interpret: Any,
 ) -> ArrayGradients:
-    """The backward kernel on as many keys at a time as it can sum gradients for in VMEM."""
+    """Run the backward kernel on as many keys at a time as it can sum gradients for in VMEM."""
     q, k, v, out, lse, cotangent = arrays
     chip, visibility = current_target(), problem.visibility
     part = keys_at_a_time(problem, blocks, chip)
@@ -210,9 +168,9 @@ def _pull_back_in_parts(
 
 
 def _rows_attending(visibility: Visibility, start: int, stop: int) -> slice:
-    """Queries that attend to any of these keys, from the start of a block on.
+    """Return the queries that attend to any of these keys, from the start of a block on.
 
-    With a causal mask from the first key on, so that positions in the part count from 0 again.
+    With a causal mask they begin at the first key, so that positions count from 0 again.
     """
     first = min(start, visibility.q_len) if visibility.causal else 0
     if visibility.symmetric:

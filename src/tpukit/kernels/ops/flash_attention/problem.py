@@ -1,4 +1,4 @@
-"""What one call of flash attention computes, how it is cut, and the layout its kernels read."""
+"""The arrays, block sizes and static settings of one attention call, and the kernels' layout."""
 
 import math
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import jax.numpy as jnp
 
 from ...blocks.tiling import round_up
 from ...registry.op import BlockSizes
-from ..rope.tables import RopeTables
+from ..rope import RopeTables
 from .visibility import Visibility
 
 LANES = 128
 LOG2_E = math.log2(math.e)
-# A masked score lies below the lowest maximum a row can have, so that its weight is exactly 0
-# also in rows that attend to no key at all.
+# A masked score is below the lowest maximum of a row, so that its weight is exactly 0, also in rows
+# that attend to no key.
 MASKED = -1e30
 LOWEST_MAXIMUM = -0.5e30
-# The weight of the highest score is 1, so a sum is either at least that or 0.
+# The weight of the highest score is 1, so a sum is either at least 1 or 0.
 SMALLEST_SUM = 1e-30
 
 
@@ -28,10 +28,10 @@ class FlashBlocks(BlockSizes):
 
     Attributes:
         block_q: Queries of one grid step of the forward kernel.
-        block_kv: Keys and values held in VMEM at a time; all of them if that many.
+        block_kv: Keys and values in VMEM at a time, or all of them if there are fewer.
         block_kv_compute: Keys of one block of scores; it should divide `block_q`.
-        unroll: Blocks of scores in one round of the loop: more can overlap, and compile longer.
-        backward_q: Queries held in VMEM at a time by the backward kernel.
+        unroll: Blocks of scores per loop iteration: more overlap, and a longer compile.
+        backward_q: Queries in VMEM at a time in the backward kernel.
         backward_q_compute: Queries of one block of scores there; it should divide `backward_kv`.
         backward_kv: Keys of one grid step of the backward kernel.
     """
@@ -45,7 +45,7 @@ class FlashBlocks(BlockSizes):
     backward_kv: int = 512
 
     def cut_to(self, visibility: Visibility) -> "FlashBlocks":
-        """These blocks for this problem: no longer than its sequences, the large ones multiples."""
+        """Return these blocks cut to the sequence lengths, the large ones as multiples."""
         q_tokens, kv_tokens = (round_up(n, LANES) for n in (visibility.q_len, visibility.kv_len))
         block_q, compute = min(self.block_q, q_tokens), min(self.block_kv_compute, kv_tokens)
         backward_kv = min(self.backward_kv, kv_tokens)
@@ -69,13 +69,35 @@ class FlashBlocks(BlockSizes):
 
 
 class SegmentIds(NamedTuple):
-    """Numbers that keep packed documents apart: (B, q_len) and (B, kv_len)."""
+    """Document numbers of packed sequences: (B, q_len) and (B, kv_len)."""
 
     q: jax.Array
     kv: jax.Array
 
 
-# Of q, k, v, then nothing of segment ids, RoPE tables and mask, and last of the sinks.
+class AttentionArrays(NamedTuple):
+    """The array arguments of one attention call, in the order of every implementation.
+
+    Attributes:
+        q: Queries (B, S, H, D).
+        k: Keys (B, S, KV, D).
+        v: Values (B, S, KV, Dv).
+        segment_ids: Document numbers of packed sequences.
+        rope: Cosines and sines that rotate queries and keys.
+        dense_mask: Booleans that broadcast to (B, H, queries, keys).
+        sinks: (H,) scores of one more key each, whose value is zero.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    segment_ids: SegmentIds | None = None
+    rope: RopeTables | None = None
+    dense_mask: jax.Array | None = None
+    sinks: jax.Array | None = None
+
+
+# Of q, k and v, then None for segment ids, RoPE tables and mask, and last of the sinks.
 Gradients = tuple[jax.Array, jax.Array, jax.Array, None, None, None, jax.Array | None]
 
 
@@ -98,15 +120,15 @@ class Problem:
     """The static part of one call.
 
     Attributes:
-        visibility: Which keys a query attends to, and how many there are of both.
-        scale: Of the scores, before the cap.
-        soft_cap: Scores are bent to stay within ± this.
-        heads: Of the queries.
-        kv_heads: Of keys and values.
-        width: Of one head of queries and keys, without padding.
-        v_width: Of one head of values and of the result.
-        dtype: Of queries, keys and values.
-        mask_rows: Of the mask that is read with them: one for each query, one for all, or none.
+        visibility: Which keys a query attends to, and both lengths.
+        scale: Factor of the scores, before the cap.
+        soft_cap: Bound of the scores, by a tanh.
+        heads: Heads of the queries.
+        kv_heads: Heads of keys and values.
+        width: Width of one head of queries and keys, without padding.
+        v_width: Width of one head of values and of the result.
+        dtype: Dtype of queries, keys and values.
+        mask_rows: Rows of the mask in memory: one per query, one for all, or none.
     """
 
     visibility: Visibility
@@ -126,7 +148,7 @@ class Problem:
 
     @property
     def padded_width(self) -> int:
-        """The width of one head of queries and keys in kernels: whole lanes."""
+        """The width of one head of queries and keys in kernels: full lanes."""
         return round_up(self.width, LANES)
 
     @property
@@ -136,17 +158,17 @@ class Problem:
 
     @property
     def query_factor(self) -> float:
-        """What queries are multiplied by, so that scores come out ready for exp2 or for the cap."""
+        """The factor of queries that makes scores ready for exp2 or for the cap."""
         return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
 
     @property
     def precision(self) -> Any:
-        """The precision of products: float32 arrays are not to be rounded to bfloat16."""
+        """The precision of matmuls: float32 arrays are not rounded to bfloat16."""
         return jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
 
 
 def to_rows(x: jax.Array, *, tokens: int) -> jax.Array:
-    """(B, S, H, D) as (B, tokens, H * padded D): what a projection makes, so often no copy."""
+    """Reshape (B, S, H, D) to (B, tokens, H * padded D), as projections write it: often no copy."""
     batch, length, heads, width = x.shape
     padding = round_up(width, LANES) - width
     if padding or tokens != length:
@@ -155,7 +177,7 @@ def to_rows(x: jax.Array, *, tokens: int) -> jax.Array:
 
 
 def from_rows(x: jax.Array, *, tokens: int, heads: int, width: int) -> jax.Array:
-    """The inverse of `to_rows`."""
+    """Undo `to_rows`."""
     batch, length, _ = x.shape
     return x.reshape(batch, length, heads, -1)[:, :tokens, :, :width]
 
@@ -170,7 +192,7 @@ def pad_tokens(x: jax.Array, tokens: int, *, axis: int, fill: int = 0) -> jax.Ar
 
 
 def matmul(a: Any, b: Any, *, contract: tuple[int, int], precision: Any) -> Any:
-    """A product that sums in float32 over axis `contract[0]` of a and `contract[1]` of b."""
+    """Multiply, summing in float32 over axis `contract[0]` of a and `contract[1]` of b."""
     dimensions = (((contract[0],), (contract[1],)), ((), ()))
     return jax.lax.dot_general(
         a, b, dimensions, precision=precision, preferred_element_type=jnp.float32

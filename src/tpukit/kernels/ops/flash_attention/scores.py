@@ -1,6 +1,7 @@
-"""What forward and backward kernels share: masks inside a block, the cap, rotation by RoPE."""
+"""What forward and backward kernels share: masks within a block, the soft cap, RoPE, visits."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +12,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...blocks.tiling import round_up
-from ..rope.tables import RopeTables
-from .problem import LANES, LOG2_E, MASKED, Problem
-from .visibility import Position, Span, Visibility
+from ..rope import RopeTables
+from .problem import LANES, LOG2_E, MASKED, FlashBlocks, Problem, pad_tokens
+from .visibility import Position, Span, Visibility, ceil_div, maximum, minimum
 
 
 def hide(
@@ -27,7 +28,7 @@ def hide(
     allowed: Sequence[Any],
     by_keys: bool = False,
 ) -> Any:
-    """Scores, at `MASKED` where a query does not attend to a key.
+    """Set scores to `MASKED` where a query does not attend to a key.
 
     Args:
         scores: A block of (queries, keys), or of (keys, queries).
@@ -35,8 +36,8 @@ def hide(
         row: The first query.
         column: The first key.
         edge: Whether positions in the block mask a part of it.
-        shift: How many tokens the first query lies behind the first key, where that is known
-            while tracing: only the parts that need a mask then get one.
+        shift: How many tokens the first query is behind the first key, where that is known while
+            tracing, so that only parts that need a mask get one.
         allowed: Booleans that must all be True.
         by_keys: Whether keys come first.
     """
@@ -49,8 +50,8 @@ def hide(
         return _hide_edge(scores, visibility, behind, visibility.kv_len - column, by_keys)
     size, across = scores.shape
     window = visibility.window or size + across + shift
-    # Along the first axis: where keys begin to lie behind a query, or end to, and likewise
-    # where they begin or end to be too far before it.
+    # Along the first axis: where keys start or stop being after a query, and where they start or
+    # stop being too far before it.
     if by_keys:
         cuts = (shift, round_up(shift + across - window, LANES))
     else:
@@ -68,7 +69,7 @@ def hide(
 def _hide_edge(
     scores: Any, visibility: Visibility, shift: Position, keys_left: Position, by_keys: bool
 ) -> Any:
-    """Mask by position, where the first query lies `shift` tokens behind the first key."""
+    """Mask by position, where the first query is `shift` tokens behind the first key."""
     rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape, int(by_keys))
     columns = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1 - int(by_keys))
     queries, keys = reversed(scores.shape) if by_keys else scores.shape
@@ -89,7 +90,7 @@ def _hide_edge(
 
 
 def when(condition: Any, *, always: bool) -> Callable[[Callable[[], None]], None]:
-    """`pl.when`, without a branch that keeps the compiler from overlapping what always runs."""
+    """Apply `pl.when`, without a branch for a constant, which would prevent overlap."""
 
     def run(body: Callable[[], None]) -> None:
         body() if always else pl.when(condition)(body)
@@ -98,7 +99,7 @@ def when(condition: Any, *, always: bool) -> Callable[[Callable[[], None]], None
 
 
 def cap(scores: Any, problem: Problem) -> tuple[Any, Any]:
-    """Scores in powers of two, and the slope of the cap (None without one)."""
+    """Return scores in powers of two, and the slope of the cap (None without one)."""
     if problem.soft_cap is None:
         return scores, None
     bent = jnp.tanh(scores)
@@ -106,7 +107,7 @@ def cap(scores: Any, problem: Problem) -> tuple[Any, Any]:
 
 
 def rotate(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
-    """RoPE on float32 rows whose tables are as `lane_tables` makes them."""
+    """Apply RoPE to float32 rows, with tables from `lane_tables`."""
     half, lanes = width // 2, x.shape[1]
     partner = pltpu.roll(x, half, 1)
     if width != lanes:
@@ -116,7 +117,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
 
 
 def lane_tables(rope: RopeTables, tokens: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and signed sines as (1 or B, tokens, lanes), for both halves of a head."""
+    """Return cosines and signed sines as (1 or B, tokens, lanes), for both halves of a head."""
     cos, sin = (x[None] if x.ndim == 2 else x for x in rope)
     tables = (jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1))
     lanes = round_up(tables[0].shape[-1], LANES)
@@ -131,10 +132,10 @@ def lane_tables(rope: RopeTables, tokens: int) -> tuple[jax.Array, jax.Array]:
 def sparse_table(
     visibility: Visibility, *, outer: int, steps: int, inner_per_step: int, by_keys: bool
 ) -> np.ndarray:
-    """The inner blocks to compute for each (outer block, step) of a block mask, flat.
+    """Return the inner blocks to compute for each (outer block, step) of a block mask, flat.
 
-    An entry is the number of whole blocks, the number of all blocks, then their numbers inside
-    the step, whole ones first; `outer` counts blocks of queries, or of keys if `by_keys`.
+    An entry is the number of full blocks, the number of all blocks, then their numbers within the
+    step, full ones first; `outer` counts blocks of queries, or of keys if `by_keys`.
     """
     assert visibility.mask is not None
     size = visibility.mask.block_size
@@ -145,15 +146,15 @@ def sparse_table(
         span = (visibility.queries_of if by_keys else visibility.keys_of)(
             number * size, size, block=size
         )
-        whole, edge = _sorted_blocks(blocks[number], span)
+        full, edge = _sorted_blocks(blocks[number], span)
         for step in range(steps):
             inside = [
                 [
                     block - step * inner_per_step
-                    for block in found
+                    for block in numbers
                     if block // inner_per_step == step
                 ]
-                for found in (whole, edge)
+                for numbers in (full, edge)
             ]
             listed = inside[0] + inside[1]
             table[number, step, : 2 + len(listed)] = [len(inside[0]), len(listed), *listed]
@@ -162,5 +163,142 @@ def sparse_table(
 
 def _sorted_blocks(wanted: np.ndarray, span: Span) -> tuple[list[int], list[int]]:
     inside = [int(b) for b in np.flatnonzero(wanted) if span.first <= b < span.end]
-    whole = [b for b in inside if span.full_first <= b < span.full_end]
-    return whole, [b for b in inside if b not in set(whole)]
+    full = [b for b in inside if span.full_first <= b < span.full_end]
+    return full, [b for b in inside if b not in set(full)]
+
+
+# From a grid step to its example, head, block of queries and block of keys.
+Step = Callable[..., tuple[Position, Position, Position, Position]]
+
+
+def stream_mask(
+    mask: jax.Array,
+    step: Step,
+    *,
+    tokens: tuple[int, int],
+    block: tuple[int, int],
+    by_keys: bool = False,
+) -> tuple[jax.Array, pl.BlockSpec]:
+    """Return the mask as a kernel's argument, and the spec of a grid step's block.
+
+    Args:
+        mask: Booleans (B or 1, H or 1, queries or 1, keys).
+        step: (grid step) -> example, head, block of queries and block of keys.
+        tokens: Queries and keys to pad it to, with False.
+        block: Queries and keys of a step.
+        by_keys: Whether the kernel's scores are (keys, queries).
+
+    Returns:
+        A byte per score, in the order of the kernel's scores. Where all queries share a row, that
+        row in words, which the kernel broadcasts over queries.
+    """
+    each_example, each_head, each_query = (size > 1 for size in mask.shape[:3])
+    transposed = by_keys and each_query
+    mask = pad_tokens(mask, tokens[1], axis=3)
+    if each_query:
+        mask = pad_tokens(mask, tokens[0], axis=2)
+    mask = mask.swapaxes(2, 3) if transposed else mask
+
+    def index(*grid: Position) -> tuple[Position, ...]:
+        example, head, queries, keys = step(*grid)
+        across = (queries if each_query else 0, keys)
+        outer = (example if each_example else 0, head if each_head else 0)
+        return (*outer, *(across[::-1] if transposed else across))
+
+    shape = (block[0] if each_query else 1, block[1])
+    spec = pl.BlockSpec((None, None, *(shape[::-1] if transposed else shape)), index)
+    return mask.astype(jnp.int8 if each_query else jnp.int32), spec
+
+
+def visit_listed(table: Any, entry: Position, held_first: Position, update: Any) -> None:
+    """Visit the blocks of a block mask's table, full ones first."""
+    full, listed = table[entry], table[entry + 1]
+
+    def visit_block(number: Position, carry: None, *, edge: bool) -> None:
+        update(held_first + table[entry + 2 + number], held_first, edge=edge)
+
+    jax.lax.fori_loop(0, full, partial(visit_block, edge=False), None)
+    jax.lax.fori_loop(full, listed, partial(visit_block, edge=True), None)
+
+
+def visit_visible(
+    problem: Problem, blocks: FlashBlocks, row: Position, step: Position, per_held: int, update: Any
+) -> None:
+    """Visit the blocks that some query attends to, from the first key on, the diagonal last."""
+    visibility, rows, compute = problem.visibility, blocks.block_q, blocks.block_kv_compute
+    held = visibility.keys_of(row, rows, block=blocks.block_kv)
+    held_first = (held.first + step) * per_held
+    span = visibility.keys_of(row, rows, block=compute)
+    begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
+    # Queries above a block on the diagonal attend to none of it, so it is cut into steps.
+    staircase = visibility.causal and not visibility.padding_is_visible and rows % compute == 0
+    full_end = jax.lax.div(row, jnp.int32(compute)) if staircase else span.full_end
+    full_begin = minimum(span.full_first, full_end)
+
+    def within(block: Position) -> Position:
+        return minimum(maximum(block, begin), end)
+
+    def visit_block(block: Position, carry: None, *, edge: bool) -> None:
+        update(block, held_first, edge=edge)
+
+    if visibility.window is not None and staircase:
+        _window_edge(visibility, rows, compute, full_end, begin, end, held_first, update)
+    elif visibility.window is not None:
+        jax.lax.fori_loop(begin, within(full_begin), partial(visit_block, edge=True), None)
+    first, last = within(full_begin), within(full_end)
+    rest = first
+    if blocks.unroll > 1:
+        rounds = jax.lax.div(maximum(last - first, 0), jnp.int32(blocks.unroll))
+
+        def many(number: Position, carry: None) -> None:
+            for k in range(blocks.unroll):
+                update(first + number * blocks.unroll + k, held_first, edge=False)
+
+        jax.lax.fori_loop(0, rounds, many, None)
+        rest = first + rounds * blocks.unroll
+    jax.lax.fori_loop(rest, last, partial(visit_block, edge=False), None)
+    if not staircase:
+        jax.lax.fori_loop(last, end, partial(visit_block, edge=True), None)
+        return
+
+    inside = (full_end >= held_first) & (full_end < held_first + per_held)
+
+    @when(inside, always=visibility.kv_len <= blocks.block_kv)
+    def _() -> None:
+        for stair in range(rows // compute):
+            update(full_end + stair, held_first, edge=True, offset=stair * compute)
+
+
+def _window_edge(
+    visibility: Visibility,
+    rows: int,
+    compute: int,
+    diagonal: Position,
+    begin: Position,
+    end: Position,
+    held_first: Position,
+    update: Any,
+) -> None:
+    """Visit the blocks at the far end of a window, to which only the first queries attend."""
+    assert visibility.window is not None
+    nearest = max(visibility.window - rows, 0) // compute + 1
+    farthest = ceil_div(visibility.window - 1, compute)
+    # In the first rows, some of them are before the first key.
+    all_there = (diagonal - farthest >= begin) & (diagonal - nearest < end)
+
+    @pl.when(all_there)
+    def _() -> None:
+        for number in range(farthest, nearest - 1, -1):
+            update(diagonal - number, held_first, edge=True, offset=-number * compute)
+
+    @pl.when(jnp.logical_not(all_there))
+    def _() -> None:
+        last = minimum(maximum(diagonal - nearest + 1, begin), end)
+        jax.lax.fori_loop(begin, last, lambda block, _: update(block, held_first, edge=True), None)
+
+
+def rows_attending(visibility: Visibility, offset: int, keys: int, rows: int) -> slice:
+    """Return the queries that attend to any of `keys` keys, `offset` after the first query."""
+    if visibility.window is None:
+        return slice(max(offset, 0), rows)
+    return slice(max(offset, 0), min(rows, round_up(offset + keys - 1 + visibility.window, LANES)))

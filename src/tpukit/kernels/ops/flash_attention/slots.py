@@ -1,12 +1,12 @@
-"""Attention of one token a row over the slots of a cache, to which the same pass adds the token.
+"""Attention of one token per row over the slots of a cache, which also adds the token.
 
-Of a step that adds one token, the cache is most of what is read. XLA cuts a layer's part out of the
-stack, changes its layout, and widens it, through HBM each time; and its scatter has a layout of its
-own for eight bits, into which it copies the whole cache. This kernel reads the layer's slots where
-they lie, as narrow as they are, and writes the tile that the token falls into.
+In a step that adds one token, most bytes are read from the cache. XLA slices a layer out of the
+stack, changes its layout and widens it, through HBM each time; and its scatter has another 8-bit
+layout, into which it copies the full cache. This kernel reads the layer's slots in place, as narrow
+as they are, and writes the tile with the token.
 
-All heads of a row are one product: queries stand on a diagonal of blocks, zeros beside them, so
-that keys of all heads, which lie side by side, go through the matrix unit once.
+All heads of a row are one matmul: queries are on a block diagonal with zeros beside them, so that
+the keys of all heads, which are side by side, pass the matrix unit once.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES
+from ...blocks.tiling import LANES, Interpret
 from ...blocks.vmem import vmem_limit_bytes
-from ..gemm.tile import Interpret
 
-# Of keys or values in one grid step: more steps cost their start, more bytes take VMEM.
+# Bytes of keys or values per grid step: more steps cost their start, more bytes need VMEM.
 BLOCK_BYTES = 2**22
 MOST_ROWS = 5
 _NEVER = -1e30
@@ -53,28 +52,28 @@ def attend_slots_adding(
     soft_cap: float | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Attention (rows, heads, channels), and keys and values that hold the new token.
+    """Return attention (rows, heads, channels), and keys and values with the new token.
 
     Args:
         q: (rows, heads, channels) of the new tokens.
-        new: Their keys and values, (rows, width); heads lie side by side.
-        slots: Keys and values (layers, rows, slots, width), which are written in place.
-        index: () of the layer.
-        positions: (rows,) of the new tokens; the slot is the position, modulo the slots.
-        scale: Of the scores.
-        window: How many tokens back one attends to, itself included (None: all).
-        chunk: A token attends to those of its own chunk.
-        soft_cap: Scores are bent by a tanh to stay within ± this.
-        interpret: Run the kernel's meaning without a TPU.
+        new: Their keys and values, (rows, width), with heads side by side.
+        slots: Keys and values (layers, rows, slots, width), which are updated in place.
+        index: () number of the layer.
+        positions: (rows,) of the new tokens; the slot is the position modulo the slots.
+        scale: Factor of the scores.
+        window: How many tokens back a token attends to, including itself (None: all).
+        chunk: A token attends only to tokens of its own chunk.
+        soft_cap: Squeeze scores into ±soft_cap by a tanh.
+        interpret: Run the kernel without a TPU.
     """
     keys, values = slots
     rows, heads, channels = q.shape
     room, width = keys.shape[2:]
     tile, (together, block) = _tile(keys), _block(keys)
-    narrow = [one.astype(keys.dtype)[:, None] for one in new]
+    narrow = [array.astype(keys.dtype)[:, None] for array in new]
 
     def read(group: Any, step: Any, index: Any, positions: Any) -> tuple[Any, ...]:
-        # What no row has filled yet is not fetched: the block before stays.
+        # Slots that no row has filled are not fetched; the block before stays.
         newest = positions[group * together]
         for row in range(1, together):
             newest = jnp.maximum(newest, positions[group * together + row])
@@ -88,7 +87,7 @@ def attend_slots_adding(
     some_tokens = pl.BlockSpec((together, 1, width), of_rows)
     some_slots = pl.BlockSpec((1, together, block, width), read)
     in_place = pl.BlockSpec(memory_space=pl.ANY)
-    whole = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
+    cache_shape = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
     # Both twice, and once more in the dtype of queries.
     used = 2 * together * block * width * (2 * keys.dtype.itemsize + q.dtype.itemsize)
     return pl.pallas_call(
@@ -106,7 +105,7 @@ def attend_slots_adding(
                 pltpu.SemaphoreType.DMA((2, together)),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), whole, whole],
+        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), cache_shape, cache_shape],
         input_output_aliases={5: 1, 6: 2},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"),
@@ -118,12 +117,12 @@ def attend_slots_adding(
 
 
 def _tile(keys: jax.Array) -> int:
-    """Slots of a tile of HBM: what is written must be made of them."""
+    """Return the slots of a tile of HBM, the unit of writes."""
     return 8 * 4 // keys.dtype.itemsize
 
 
 def _block(keys: jax.Array) -> tuple[int, int]:
-    """Rows and slots of a grid step."""
+    """Return the rows and slots of a grid step."""
     rows, slots, width = keys.shape[1:]
     slot_bytes, block = width * keys.dtype.itemsize, slots
     while block * slot_bytes > BLOCK_BYTES and block % (2 * _tile(keys)) == 0:
@@ -166,7 +165,7 @@ def _kernel(
     bent = partial(_bend, scale=scale, soft_cap=soft_cap)
 
     def adding(row: int, at: Any, start: Any) -> list[Any]:
-        """The copies of a row's tiles to where they belong."""
+        """Return the copies of a row's tiles to their places."""
         return [
             pltpu.make_async_copy(
                 tiles.at[which, row],
@@ -177,7 +176,7 @@ def _kernel(
         ]
 
     def begin(row: int) -> None:
-        """The token itself is the first that is attended to."""
+        """Start the softmax with the new token itself."""
         spread = jnp.concatenate([q[row]] * (width // channels), axis=1)
         queries[row] = jnp.where(own, spread, jnp.zeros_like(spread))
         wide = new_key[row].astype(jnp.float32)
@@ -197,7 +196,7 @@ def _kernel(
         )
         behind = slot - step * block - jax.lax.broadcasted_iota(jnp.int32, (1, block), 1)
         behind = jnp.where(behind < 0, behind + slots, behind)
-        # Behind 0 lies what the new token takes the place of.
+        # After 0 come the tokens that the new token replaces.
         seen = (behind > 0) & (behind <= position)
         if window is not None:
             seen &= behind < window
@@ -224,7 +223,7 @@ def _kernel(
 
         @pl.when(step == _quotient(slot, block))
         def _here() -> None:
-            # Started a group ago: it is over, as a rule.
+            # Started one group ago, so usually complete.
             pl.when(group > 0)(lambda: _wait(adding(row, at, 0)))
 
             within = _rest(slot, size)
@@ -244,7 +243,7 @@ def _kernel(
             only += result[:, at : at + channels]
         out[row] = only.astype(out.dtype)
 
-    # Rows stand side by side in each of these: one fills the gaps of another.
+    # Each loop handles rows side by side, so that they fill each other's gaps.
     pl.when(step == 0)(lambda: _each(begin, together))
     _each(attend, together)
     _each(add, together)
@@ -260,7 +259,7 @@ def _wait(copies: list[Any]) -> None:
 
 
 def _rest(number: Any, of: int) -> Any:
-    """What is left of a division; of powers of two the bits, which take no division."""
+    """Return the remainder; for powers of two by bits, without a division."""
     return number & (of - 1) if of.bit_count() == 1 else jax.lax.rem(number, of)
 
 
@@ -279,7 +278,7 @@ def _bend(scores: jax.Array, *, scale: float, soft_cap: float | None) -> jax.Arr
 
 
 def _own_channels(heads: int, width: int, channels: int) -> jax.Array:
-    """(heads, width) whether a channel of all keys side by side belongs to a query's head."""
+    """Return (heads, width) booleans: whether a channel belongs to a query's head."""
     group = heads * channels // width
     head = jax.lax.broadcasted_iota(jnp.int32, (heads, width), 0)
     channel = jax.lax.broadcasted_iota(jnp.int32, (heads, width), 1)

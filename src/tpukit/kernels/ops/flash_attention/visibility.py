@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ....errors import TPUKernelError
 
-# Positions inside kernels are traced, those that shape a grid are plain integers: both go here.
+# Positions are traced inside kernels, and plain integers where they shape a grid.
 Position = int | Any
 
 
@@ -26,10 +26,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Which blocks of the score matrix exist: a static block-sparse pattern.
+    """A static block-sparse pattern: which blocks of the score matrix are computed.
 
     Attributes:
-        blocks: One row for each block of queries, one value for each block of keys.
+        blocks: One row per block of queries, one value per block of keys.
         block_size: Tokens of a block, a multiple of 128.
     """
 
@@ -38,21 +38,21 @@ class BlockMask:
 
     @classmethod
     def from_array(cls, blocks: ArrayLike, *, block_size: int) -> "BlockMask":
-        """Make it from a two-dimensional array of booleans that is known while tracing.
+        """Make a mask from a two-dimensional array of booleans that is known while tracing.
 
         Raises:
-            TPUKernelError: The array is traced or not two-dimensional, or the size no
+            TPUKernelError: The array is traced or not two-dimensional, or the size is not a
                 multiple of 128.
         """
         if isinstance(blocks, Tracer):
             raise TPUKernelError(
                 "a block mask decides which blocks are computed, so it must be known while "
-                "tracing and it is a traced array; pass a numpy array or a BlockMask."
+                "tracing, but it is a traced array; pass a numpy array or a BlockMask."
             )
         array = np.asarray(blocks, dtype=bool)
         if array.ndim != 2 or not array.size:
             raise TPUKernelError(
-                f"a block mask has one row of booleans for each block of queries, and this one "
+                f"a block mask has one row of booleans per block of queries, but this one "
                 f"has shape {array.shape}; pass (query blocks, key blocks)."
             )
         if block_size < 1 or block_size % 128:
@@ -62,19 +62,19 @@ class BlockMask:
         return cls(tuple(tuple(map(bool, row)) for row in array), block_size)
 
     def to_array(self) -> np.ndarray:
-        """The blocks as booleans."""
+        """Return the blocks as booleans."""
         return np.array(self.blocks, dtype=bool)
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """Query i attends to key j; both count from 0, as in `jax.nn.dot_product_attention`.
+    """Which keys j a query i attends to; both count from 0, as in `jax.nn.dot_product_attention`.
 
     Attributes:
-        q_len: Queries.
-        kv_len: Keys.
-        causal: Whether j must not lie after i.
-        window: Tokens i and j must be fewer than this many apart.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether only keys j <= i are visible.
+        window: Only keys with |i - j| < window are visible.
         mask: Further blocks to leave out.
         key_offset: Position of the first key, in a part of a problem with a symmetric window.
     """
@@ -88,20 +88,20 @@ class Visibility:
 
     @property
     def padding_is_visible(self) -> bool:
-        """Whether padding behind the last key would be attended to if nothing masked it."""
+        """Whether queries would attend to padding after the last key without a mask."""
         return not (self.causal and self.q_len <= self.kv_len)
 
     @property
     def symmetric(self) -> bool:
-        """Whether a window reaches as far ahead of a query as behind it."""
+        """Whether a window extends as far after a query as before it."""
         return self.window is not None and not self.causal
 
     def distance(self, row: Position, column: Position) -> Position:
-        """How many tokens query `row` lies behind key `column`."""
+        """Return how many tokens query `row` is after key `column`."""
         return row - column - self.key_offset if self.key_offset else row - column
 
     def keys_of(self, row: Position, rows: int, *, block: int) -> Span:
-        """Blocks of keys that queries `row` up to `row + rows` attend to."""
+        """Return the blocks of keys that queries `row` up to `row + rows` attend to."""
         end, full_end = self.kv_len, self.kv_len
         first: Position = 0
         full_first: Position = 0
@@ -117,7 +117,7 @@ class Visibility:
         return _blocks(first, full_first, full_end, end, block)
 
     def queries_of(self, column: Position, columns: int, *, block: int) -> Span:
-        """Blocks of queries that attend to any of the keys `column` up to `column + columns`."""
+        """Return the blocks of queries that attend to any of `columns` keys from `column` on."""
         first: Position = 0
         full_first: Position = 0
         end: Position = self.q_len
@@ -136,7 +136,7 @@ class Visibility:
         return _blocks(first, full_first, full_end, end, block)
 
     def token_mask(self, dtype: Any = bool) -> np.ndarray:
-        """The whole (q_len, kv_len) mask, for references and tests."""
+        """Return the full (q_len, kv_len) mask, for references and tests."""
         distance = self.distance(np.arange(self.q_len)[:, None], np.arange(self.kv_len)[None, :])
         visible = np.ones((self.q_len, self.kv_len), bool)
         if self.causal:
@@ -153,7 +153,7 @@ class Visibility:
 def _blocks(
     first: Position, full_first: Position, full_end: Position, end: Position, block: int
 ) -> Span:
-    """Positions of tokens as blocks, the four in order."""
+    """Convert token positions to blocks, in order."""
     stop = ceil_div(end, block)
     begin = minimum(floor_div(first, block), stop)
     inner = minimum(maximum(ceil_div(full_first, block), begin), stop)
@@ -162,27 +162,27 @@ def _blocks(
 
 
 def minimum(a: Position, b: Position) -> Position:
-    """The smaller one, of integers or traced scalars."""
+    """Return the smaller of two integers or traced scalars."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
 def maximum(a: Position, b: Position) -> Position:
-    """The larger one, of integers or traced scalars."""
+    """Return the larger of two integers or traced scalars."""
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.maximum(a, b)
 
 
 def choose(condition: Any, yes: Position, no: Position) -> Position:
-    """`yes` if the condition holds, of integers or traced scalars."""
+    """Return `yes` if the condition holds, else `no`, for integers or traced scalars."""
     return (
         (yes if condition else no) if isinstance(condition, bool) else jnp.where(condition, yes, no)
     )
 
 
 def floor_div(a: Position, b: int) -> Position:
-    """Quotient of a position, which is never negative: so no code to round towards -inf."""
+    """Divide a position, which is never negative, so that no code rounds towards -inf."""
     return a // b if isinstance(a, int) else jax.lax.div(a, jnp.int32(b))
 
 
 def ceil_div(a: Position, b: int) -> Position:
-    """Quotient rounded up."""
+    """Divide and round up."""
     return floor_div(a + b - 1, b)

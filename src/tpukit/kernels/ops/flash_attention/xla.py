@@ -1,4 +1,4 @@
-"""Flash attention without a kernel: rows of the score matrix in turn, both passes, any platform."""
+"""Flash attention in XLA: blocks of rows of the score matrix, in both passes."""
 
 from typing import Any
 
@@ -6,30 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from ....hardware.target import current_target
-from ..rope.tables import RopeTables
 from .blocks import make_problem
-from .problem import Gradients, Problem, Residuals, SegmentIds, pad_tokens
-from .reference import rotate_heads
-from .sinks import sink_gradient
+from .problem import AttentionArrays, Gradients, Problem, Residuals, SegmentIds, pad_tokens
+from .reference import rotate_heads, sink_gradient
 from .visibility import ceil_div
 
-# Above the first length the whole score matrix outweighs the arrays; then so many rows at a time.
-LONGEST_WHOLE = 1024
+# Above the first length the full score matrix is larger than the arrays; then ROWS rows at a time.
+LONGEST_AT_ONCE = 1024
 ROWS = 512
 
 
-def forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: SegmentIds | None = None,
-    rope: RopeTables | None = None,
-    dense_mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, Residuals]:
-    """The result, and the same residuals as the kernel's."""
-    q, k, v = _as_they_lie(q, k, v)
+def forward(*arrays: Any, **options: Any) -> tuple[jax.Array, Residuals]:
+    """Return the result, and the same residuals as the kernel's."""
+    q, k, v, segment_ids, rope, dense_mask, sinks = AttentionArrays(*arrays)
+    q, k, v = _fusion_barrier(q, k, v)
     problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
@@ -64,9 +54,9 @@ def forward(
 
 
 def backward(residuals: Residuals, cotangent: jax.Array, **options: Any) -> Gradients:
-    """Gradients of q, k, v and the sinks, from weights made again block by block."""
+    """Return the gradients of q, k, v and the sinks, from weights recomputed block by block."""
     q, k, v, segment_ids, rope, dense_mask, sinks, out, lse = residuals
-    q, k, v, cotangent = _as_they_lie(q, k, v, cotangent)
+    q, k, v, cotangent = _fusion_barrier(q, k, v, cotangent)
     problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
@@ -106,11 +96,11 @@ def backward(residuals: Residuals, cotangent: jax.Array, **options: Any) -> Grad
     return dq, dk, dv.astype(v.dtype), None, None, None, dsinks
 
 
-def _as_they_lie(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, in memory as the products below read them where that is on a CPU.
+def _fusion_barrier(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Keep XLA for CPUs from fusing a transposition into the matmuls below.
 
-    XLA for CPUs draws a transposition of heads and sequence into a narrow product, and then has no
-    such product ("Unsupported element type for DotThunk").
+    It would fuse that of heads and sequence into a narrow matmul, for which it has no code
+    ("Unsupported element type for DotThunk").
     """
     if current_target() is None and jax.default_backend() == "cpu":
         return jax.lax.optimization_barrier(arrays)
@@ -126,7 +116,7 @@ def _scores(
     mask: jax.Array | None,
     problem: Problem,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Scores (B, KV, group, rows, keys), which of them count, and the slope of the cap."""
+    """Return scores (B, KV, group, rows, keys), which of them count, and the slope of the cap."""
     visibility = problem.visibility
     wide = jnp.promote_types(q.dtype, jnp.float32)
     batch, count, _, width = q.shape
@@ -158,19 +148,19 @@ def _scores(
 
 
 def _to_scores(x: jax.Array, by_group: tuple[int, ...]) -> jax.Array:
-    """(B, rows, H) as (B, KV, group, rows, 1)."""
+    """Reshape (B, rows, H) to (B, KV, group, rows, 1)."""
     return jnp.moveaxis(x.reshape(by_group), 1, 3)[..., None]
 
 
 def _pad_mask(mask: jax.Array | None, count: int) -> jax.Array | None:
-    """Rows of False behind the last query, so that the last `count` rows can be cut out too."""
+    """Append rows of False after the last query, so that the last `count` rows can be sliced."""
     if mask is None or mask.shape[2] == 1:
         return mask
     return pad_tokens(mask, ceil_div(mask.shape[2], count) * count, axis=2)
 
 
 def _mask_rows(mask: jax.Array, row: jax.Array, count: int, problem: Problem) -> jax.Array:
-    """A mask (B or 1, H or 1, queries or 1, keys) of some queries, with heads as scores have."""
+    """Return the mask (B or 1, H or 1, queries or 1, keys) of some queries, shaped as scores."""
     if mask.shape[2] > 1:
         mask = jax.lax.dynamic_slice_in_dim(mask, row, count, axis=2)
     heads = (1, 1) if mask.shape[1] == 1 else (problem.kv_heads, problem.group)
@@ -178,7 +168,7 @@ def _mask_rows(mask: jax.Array, row: jax.Array, count: int, problem: Problem) ->
 
 
 def _row_count(length: int) -> int:
-    return length if length <= LONGEST_WHOLE else ROWS
+    return length if length <= LONGEST_AT_ONCE else ROWS
 
 
 def _starts(q: jax.Array, count: int) -> jax.Array:
@@ -186,7 +176,7 @@ def _starts(q: jax.Array, count: int) -> jax.Array:
 
 
 def _split(x: jax.Array, count: int) -> jax.Array:
-    """(B, S, ...) as (blocks, B, count, ...), padded with zeros."""
+    """Reshape (B, S, ...) to (blocks, B, count, ...), padded with zeros."""
     blocks = ceil_div(x.shape[1], count)
     padded = pad_tokens(x, blocks * count, axis=1)
     return jnp.moveaxis(padded.reshape(x.shape[0], blocks, count, *x.shape[2:]), 1, 0)
@@ -197,5 +187,5 @@ def _split_ids(segment_ids: SegmentIds | None, count: int) -> jax.Array | None:
 
 
 def _join(x: jax.Array, length: int) -> jax.Array:
-    """The inverse of `_split`."""
+    """Undo `_split`."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length]

@@ -1,10 +1,10 @@
-"""The short convolution before linear attention: a few tokens back, every channel for itself."""
+"""The short convolution before linear attention: a few tokens back, each channel on its own."""
 
 import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ..gated_mlp.reference import get_activation
+from ..gated_mlp import get_activation
 from .api import document_starts
 
 
@@ -16,25 +16,25 @@ def short_convolution(
     segment_ids: jax.Array | None = None,
     activation: str | None = "silu",
 ) -> tuple[jax.Array, jax.Array]:
-    """Weigh each channel's last K tokens, and apply the activation, in float32.
+    """Convolve each channel's last K tokens, and apply the activation, in float32.
 
-    It is a sum of K shifted arrays, which XLA makes in one pass over x.
+    It is a sum of K shifted arrays, which XLA computes in one pass over x.
 
     Args:
         x: (B, S, C).
-        weight: (C, K), the last column for the token itself: torch's depthwise `conv1d` weight
-            (C, 1, K) without its middle axis.
+        weight: (C, K), the last column for the token itself: torch's depthwise `conv1d` weight (C,
+            1, K) without its middle axis.
         initial_state: (B, K - 1, C) of the tokens before the first; None is zeros.
-        segment_ids: (B, S) of documents one behind another; none reaches into the one before it.
-            `initial_state` belongs to the first token's.
+        segment_ids: (B, S) document numbers of packed sequences; a token uses only its own
+            document. `initial_state` belongs to the first token's document.
         activation: "silu", "gelu" (the tanh form), "relu" or None.
 
     Returns:
-        The result (B, S, C), and the state (B, K - 1, C) behind the last token: the last K - 1
-        inputs, zeros for those of an earlier document.
+        The result (B, S, C), and the state (B, K - 1, C) after the last token, which is the last
+        K - 1 inputs with zeros for those of an earlier document.
 
     Raises:
-        TPUKernelError: The arrays do not belong together, or no such activation.
+        TPUKernelError: Shapes do not match, or there is no such activation.
     """
     channels, taps = _check(x, weight, rank=3)
     batch, tokens, _ = x.shape
@@ -47,7 +47,8 @@ def short_convolution(
         if starts is None:
             shifted = [past[:, tap : tap + tokens] for tap in range(taps)]
             return _weigh(shifted, weight, activation), past[:, tokens:]
-        # Tokens of one document have seen equally many starts; those before the call none.
+        # Tokens of one document have the same count of starts before them; those before the call
+        # have zero.
         document = jnp.pad(jnp.cumsum(starts, axis=1), [(0, 0), (reach, 0)])[..., None]
         shifted = [
             jnp.where(
@@ -68,10 +69,10 @@ def short_convolution_step(
     *,
     activation: str | None = "silu",
 ) -> tuple[jax.Array, jax.Array]:
-    """One token of `short_convolution`, for decoding: x (B, C), state (B, K - 1, C).
+    """Return one token of `short_convolution`, for decoding: x (B, C), state (B, K - 1, C).
 
     Raises:
-        TPUKernelError: The arrays do not belong together, or no such activation.
+        TPUKernelError: Shapes do not match, or there is no such activation.
     """
     _, taps = _check(x, weight, rank=2)
     _check_state(x, state, taps - 1)
@@ -93,7 +94,7 @@ def _check(x: jax.Array, weight: jax.Array, *, rank: int) -> tuple[int, int]:
     if x.ndim != rank or weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
         shape = "(B, S, C)" if rank == 3 else "(B, C)"
         raise TPUKernelError(
-            f"short_convolution takes x {shape} and weight (C, K), and got {x.shape} and "
+            f"short_convolution takes x {shape} and weight (C, K), but got {x.shape} and "
             f"{weight.shape}; torch's weight is (C, 1, K): leave its middle axis out."
         )
     channels, taps = weight.shape

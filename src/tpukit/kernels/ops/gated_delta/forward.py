@@ -1,6 +1,6 @@
-"""The forward kernel of the gated delta rule, which also makes what its gradients need.
+"""The forward kernel of the gated delta rule, which also computes what its gradients need.
 
-`xla.py` has the algebra. The state is at hand, so that what tokens write takes one product with the
+`xla.py` has the algebra. The kernel has the state, so that what tokens write is one matmul with the
 inverse: U = T beta (V - exp(G) K S).
 """
 
@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ...blocks.tiling import tile_shape
-from ..gemm.tile import tile_dot
-from .blocks import CHUNK, OP_NAME, RATES
-from .operands import Operands, head_rates, places, unit
+from ...blocks.tiling import tile_dot, tile_shape
+from .operands import CHUNK, OP_NAME, RATES, Operands, head_rates, places, unit
 from .reference import first_state
 from .xla import DeltaResiduals
 
 
 def run_forward(operands: Operands, given: DeltaResiduals) -> tuple[jax.Array, jax.Array]:
-    """The result and the last state."""
+    """Return the result and the last state."""
     state = _first(operands, given)
     heads = given.v.shape[2]
     length, (_, wide) = operands.chunks * CHUNK, operands.state
@@ -45,7 +43,7 @@ def run_forward(operands: Operands, given: DeltaResiduals) -> tuple[jax.Array, j
 
 
 def run_again(operands: Operands, given: DeltaResiduals) -> tuple[jax.Array, jax.Array]:
-    """The state before each chunk and the inverse of its system, in the dtype of the values."""
+    """Return the state before each chunk and the inverse of its system, in the values' dtype."""
     every = operands.batch, operands.chunks, given.v.shape[2]
     states, inverses = operands.call(
         partial(_kernel, operands=operands, keeps=True),
@@ -96,7 +94,7 @@ def _kernel(
     operands: Operands,
     keeps: bool,
 ) -> None:
-    """`out` and `other` are results and the last state; states and inverses if it `keeps` them."""
+    """Write results and last state, or states and inverses if it `keeps` them."""
     step, steps = pl.program_id(2), pl.num_programs(2)
 
     @pl.when(step == 0)
@@ -107,7 +105,7 @@ def _kernel(
     width, value_width = operands.state
     row, column = places()
     rates_of = head_rates(rates[0])
-    # All heads go through each stage together: their products fill each other's waits.
+    # All heads go through each stage together, so that their matmuls overlap.
     systems: list[jax.Array] = []
     scores: list[jax.Array] = []
     pairs: list[jax.Array] = []
@@ -149,10 +147,10 @@ def _kernel(
 def _inverses(
     systems: Sequence[jax.Array], row: jax.Array, column: jax.Array, operands: Any
 ) -> list[jax.Array]:
-    """(I + A)⁻¹ of the strictly lower part of each, as `triangular.unit_lower_inverse` finds it."""
+    """Return (I + A)⁻¹ of the strictly lower part of each, as `unit_lower_inverse` does."""
 
     def left(block: int) -> jax.Array:
-        """The lower left quarter of each diagonal block of twice `block`."""
+        """Return the lower left quarter of each diagonal block of twice `block`."""
         shift = block.bit_length() - 1
         high, low = row >> shift, column >> shift
         return ((high & 1) == 1) & (high == low + 1)
@@ -171,9 +169,10 @@ def _inverses(
 
 
 def _merge(inverse: jax.Array, left: jax.Array, block: int) -> jax.Array:
-    """T - T L T: only the lower half of each merged block changes, and is all that is multiplied.
+    """Return T - T L T, of which only the lower half of each merged block changes.
 
-    Halves that are no whole tiles would have to be shuffled, and are not taken apart.
+    Only that half is multiplied. Halves that are not full tiles would need a shuffle, so they are
+    multiplied together.
     """
     narrow = inverse.astype(left.dtype)
     if block % tile_shape(left.dtype)[0]:

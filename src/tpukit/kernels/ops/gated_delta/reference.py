@@ -1,7 +1,7 @@
-"""The gated delta rule token by token, in float32 or wider: what everything is judged by.
+"""The gated delta rule token by token, in float32 or wider.
 
-A head's state maps keys to values. Each token lets it fade by exp(g), reads what it holds for the
-token's key, and writes the share `beta` of what is missing to the token's value:
+A head's state maps keys to values. Each token decays it by exp(g), reads the value for the token's
+key, and writes the share `beta` of the difference to the token's value:
 
     S = exp(g) S;    S = S + k (beta (v - kᵀ S))ᵀ;    o = qᵀ S
 
@@ -11,7 +11,7 @@ token's key, and writes the share `beta` of what is missing to the token's value
 import jax
 import jax.numpy as jnp
 
-EPS = 1e-6  # of the sum of squares, where queries and keys get length one
+EPS = 1e-6  # of the sum of squares, where queries and keys are normalised
 
 
 def gated_delta(
@@ -25,9 +25,9 @@ def gated_delta(
     *,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The result (B, S, HV, DV) and the state behind the last token (B, HV, DK, DV).
+    """Return the result (B, S, HV, DV) and the state after the last token (B, HV, DK, DV).
 
-    `starts` (B, S) is True at the first token of a document, which begins with an empty state.
+    `starts` (B, S) is True at the first token of a document, which begins with a state of zeros.
     Other implementations take chunks; here each token is one.
     """
     del chunk
@@ -54,7 +54,7 @@ def step(
     beta: jax.Array,
     state: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """One token of `gated_delta`: heads (B, HK, DK) and (B, HV, DV), rates (B, HV)."""
+    """Return one token of `gated_delta`: heads (B, HK, DK) and (B, HV, DV), rates (B, HV)."""
     wide = state.dtype
     group = v.shape[1] // k.shape[1]
     queries, keys = (jnp.repeat(x, group, axis=1) for x in unit_heads(q, k, wide))
@@ -67,7 +67,7 @@ def step(
 
 
 def unit_heads(q: jax.Array, k: jax.Array, wide: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """Queries and keys of length one in `wide`, queries scaled by the root of their width."""
+    """Normalise queries and keys in `wide`, and scale queries by the root of their width."""
 
     def unit(x: jax.Array) -> jax.Array:
         x = x.astype(wide)
@@ -77,9 +77,9 @@ def unit_heads(q: jax.Array, k: jax.Array, wide: jnp.dtype) -> tuple[jax.Array, 
 
 
 def first_state(k: jax.Array, v: jax.Array, initial_state: jax.Array | None) -> jax.Array:
-    """The state before the first token, in the dtype that states have: float32 or wider."""
+    """Return the state before the first token, in float32 or wider."""
     wide = jnp.promote_types(v.dtype, jnp.float32)
     if initial_state is not None:
         return initial_state.astype(wide)
     shape = v.shape[0], v.shape[2], k.shape[3], v.shape[3]
-    return jnp.zeros_like(v, wide, shape=shape)  # of one device, if v is
+    return jnp.zeros_like(v, wide, shape=shape)  # on one device if v is

@@ -1,4 +1,4 @@
-"""The grouped matmul as TPU kernels: only tiles that hold rows of a group meet its weight."""
+"""The grouped matmul as TPU kernels: a weight is multiplied only with tiles that have its rows."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -10,13 +10,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
+from ...blocks.tiling import Interpret, accumulate, tile_dot, zero_past_end
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
 from ...registry.op import KernelCase
-from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
-from .blocks import GroupedBlocks, drhs_bytes, product_bytes
+from .blocks import (
+    GroupedBlocks,
+    GroupedShape,
+    GroupedWork,
+    Tiles,
+    drhs_bytes,
+    drhs_work,
+    product_bytes,
+    product_work,
+)
 from .visits import plan_visits
-from .work import GroupedShape, GroupedWork, Tiles, drhs_work, product_work
 
 OP_NAME = "grouped_matmul"
 Residuals = tuple[jax.Array, jax.Array, jax.Array]
@@ -31,7 +39,7 @@ def forward(
     expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, Residuals]:
-    """The product, and the arguments as residuals."""
+    """Return the result, and the arguments as residuals."""
     chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
     out = _multiply(
         *(lhs, rhs, group_sizes),
@@ -51,7 +59,7 @@ def backward(
     expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, jax.Array, None]:
-    """Gradients of lhs and rhs."""
+    """Return the gradients of lhs and rhs."""
     lhs, rhs, group_sizes = residuals
     chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
     shape = _shape(lhs, rhs, expected_rows)
@@ -83,11 +91,9 @@ def grouped_product(
     expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
-    """The product alone, or the gradient's with `transposed` weights, of formats that may differ.
-
-    See `narrow.multiply_groups`.
-    """
-    # Of the forward pass, in either direction: blocks are chosen for all its products together.
+    """Compute `multiply_groups`: the matmul, or that of the gradient with `transposed` weights."""
+    # The forward pass's case in either direction, because blocks are chosen for all its matmuls
+    # together.
     lhs = jax.ShapeDtypeStruct((rows.shape[0], weights.shape[1]), rows.dtype)
     chosen = _blocks_for((lhs, weights, group_sizes), None)
     shape = _shape(lhs, weights, expected_rows)
@@ -114,7 +120,7 @@ def grouped_sum(
     expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
-    """The gradient of weights alone, of formats that may differ; see `narrow.sum_groups`."""
+    """Compute `sum_groups`: the gradient of the weights, of operands in two formats."""
     weights = jax.ShapeDtypeStruct(
         (group_sizes.shape[0], rows.shape[1], others.shape[1]), rows.dtype
     )
@@ -141,10 +147,10 @@ def _multiply(
     dtype: Any = None,
     factor: float = 1.0,
 ) -> jax.Array:
-    """Rows of lhs (M, C) times the weight of their group: (G, C, N), or (G, N, C) transposed.
+    """Multiply rows of lhs (M, C) by their group's weight (G, C, N), or (G, N, C) transposed.
 
-    The result has the dtype of lhs unless another one is asked for, and is multiplied by `factor`
-    before it is rounded to that.
+    The result has the dtype of lhs unless `dtype` is given, and is multiplied by `factor` before it
+    is rounded to that.
     """
     tile_rows, tile_sum, tile_columns = tiles
     rows, width = lhs.shape
@@ -153,13 +159,14 @@ def _multiply(
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=False)
 
     def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any) -> Any:
-        # Rows past the last group are not read: the tile before them is there already.
+        # Rows past the last group are not read; the tile before them is in VMEM already.
         return filled[v], k
 
     def weight_place(
         j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any
     ) -> Any:
-        # Rows past the last group are group G, without a weight; the one before is there already.
+        # Rows past the last group are group G, without a weight; the weight before is in VMEM
+        # already.
         mine = jnp.minimum(group[v], groups - 1)
         return (mine, j, k) if transposed else (mine, k, j)
 
@@ -203,7 +210,7 @@ def _multiply_kernel(
     transposed: bool,
     factor: float,
 ) -> None:
-    del filled  # only says where rows are
+    del filled  # only used by index maps
     visit, step, steps = pl.program_id(1), pl.program_id(2), pl.num_programs(2)
     mine = group[visit]
 
@@ -242,9 +249,9 @@ def _sum_by_group(
     interpret: Interpret,
     scales: jax.Array | None = None,
 ) -> jax.Array:
-    """The transposed lhs (M, K) times the cotangent (M, N), by group: (G, K, N).
+    """Multiply the transposed lhs (M, K) by the cotangent (M, N), by group: (G, K, N).
 
-    With `scales` (1, N) every column, rounded to `dtype`, is multiplied by its own.
+    With `scales` (1, N) every column is rounded to `dtype` and multiplied by its scale.
     """
     tile_rows, tile_width, tile_columns = tiles
     (rows, width), columns, groups = lhs.shape, cotangent.shape[1], group_sizes.shape[0]
@@ -288,7 +295,7 @@ def _sum_kernel(group: Any, tile: Any, offsets: Any, *refs: Any, scaled: bool) -
 
     @pl.when(offsets[mine] < offsets[mine + 1])
     def _add() -> None:
-        # Both sides: rows of others must not count, and rows past the end may be NaN.
+        # Mask both sides: rows of other groups must not count, and rows past the end may be NaN.
         left, right = (
             jnp.where(_rows_of_group(offsets, mine, tile[visit], ref.shape), ref[...], 0).astype(
                 ref.dtype
@@ -300,7 +307,7 @@ def _sum_kernel(group: Any, tile: Any, offsets: Any, *refs: Any, scaled: bool) -
     @pl.when((visit == last) | (group[jnp.minimum(visit + 1, last)] != mine))
     def _store() -> None:
         rounded = total[...].astype(out.dtype)
-        if scaled:  # in float32, which every chip multiplies: what two rounded numbers give
+        if scaled:  # in float32, which every chip multiplies
             rounded = (rounded.astype(jnp.float32) * refs[0][...]).astype(out.dtype)
         out[0] = rounded
 
@@ -317,7 +324,7 @@ def _shape(
 
 
 def _rows_of_group(offsets: Any, group: Any, tile: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Which rows of a tile belong to a group, over its whole shape."""
+    """Return which rows of a tile belong to a group, as booleans of the tile's shape."""
     row = tile * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     return (row >= offsets[group]) & (row < offsets[group + 1])
 
@@ -330,7 +337,7 @@ def _blocks_for(
 
 
 def _cost(work: GroupedWork) -> pl.CostEstimate:
-    """For the scheduler, which hides transfers behind the kernel, and for the timeline."""
+    """Return the cost, for the scheduler and the timeline."""
     return pl.CostEstimate(flops=work.flops, bytes_accessed=work.hbm_bytes, transcendentals=0)
 
 

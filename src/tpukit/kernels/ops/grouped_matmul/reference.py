@@ -1,11 +1,11 @@
-"""The grouped matmul in plain jnp: what the kernels are judged by."""
+"""The grouped matmul in plain jnp and by XLA."""
 
 import jax
 import jax.numpy as jnp
 
 
 def grouped_matmul_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """Every row times every group's weight, of which one is kept."""
+    """Multiply every row by every group's weight, and keep its own group's result."""
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
     ends = jnp.cumsum(group_sizes)
     row = jnp.arange(lhs.shape[0])[:, None]
@@ -16,9 +16,9 @@ def grouped_matmul_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Ar
 
 
 def grouped_matmul_xla(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """The same through XLA's own ragged product."""
+    """Multiply with XLA's ragged matmul."""
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
-    # Rows past the last group may be anything after a ragged product, and in its gradient.
+    # Rows past the last group are undefined after a ragged matmul, and in its gradient.
     counted = jnp.arange(lhs.shape[0])[:, None] < group_sizes.sum()
     product = jax.lax.ragged_dot(
         jnp.where(counted, lhs, 0), rhs, group_sizes, preferred_element_type=wide

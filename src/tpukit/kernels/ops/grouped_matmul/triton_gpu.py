@@ -1,7 +1,7 @@
-"""The grouped matmul on an NVIDIA GPU, in Triton: one program a tile of the result.
+"""The grouped matmul on an NVIDIA GPU, in Triton: one program per tile of the result.
 
-XLA multiplies every row by every group's weight there and keeps one of the products. Here a tile
-of rows is visited once for each group that has rows in it, and stores only those rows.
+XLA multiplies every row by every group's weight there and keeps one of the results. Here a tile of
+rows is visited once for each group that has rows in it, and stores only those rows.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ...registry.gradient import recomputed
+from ...registry.dispatch import recomputed
 from .reference import grouped_matmul_xla
 from .visits import plan_visits
 
-# Tiles that run at the same time share rows and columns when they form a block; so many rows of
-# tiles keep what the block reads in the cache.
+# Concurrent tiles share rows and columns when they form a block; with this many rows of tiles the
+# block's operands stay in the cache.
 _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tile of a program: rows and columns of its result, how much of the sum a step reads."""
+    """The tile of a program: rows and columns of its result, and the depth of a step."""
 
     rows: int
     columns: int
@@ -38,7 +38,7 @@ WEIGHTS = Tiles(rows=128, columns=256, depth=64)
 
 
 def fits(lhs: jax.Array, rhs: jax.Array) -> bool:
-    """Whether the kernels take these arrays: whole tiles, of a type the tensor cores know."""
+    """Whether the kernels support these arrays: full tiles of a dtype for tensor cores."""
     (rows, _), (_, inner, columns) = lhs.shape, rhs.shape
     tile = FORWARD.columns
     is_narrow = lhs.dtype in (jnp.bfloat16, jnp.float16)
@@ -48,9 +48,9 @@ def fits(lhs: jax.Array, rhs: jax.Array) -> bool:
 def forward(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Each row times the weight of its group; rows past the last group are zero."""
+    """Multiply each row by the weight of its group; rows past the last group are zero."""
     if not fits(lhs, rhs):
-        # A device's share of the rows may not fill whole tiles where all of them do.
+        # A device's shard of the rows may not be full tiles even if all rows are.
         return grouped_matmul_xla(lhs, rhs, group_sizes), (lhs, rhs, group_sizes)
     product = rows_times_weights(lhs, rhs, group_sizes, interpret=interpret)
     return product, (lhs, rhs, group_sizes)
@@ -59,7 +59,7 @@ def forward(
 def backward(
     residuals: tuple[jax.Array, ...], cotangent: jax.Array, *, interpret: bool = False
 ) -> tuple[Any, ...]:
-    """Gradients of rows and weights."""
+    """Return the gradients of rows and weights."""
     lhs, rhs, group_sizes = residuals
     if not fits(lhs, rhs):
         by_xla = recomputed(grouped_matmul_xla, constants=1)
@@ -78,7 +78,7 @@ def rows_times_weights(
     tiles: Tiles = FORWARD,
     interpret: bool = False,
 ) -> jax.Array:
-    """(M, K) by (G, K, N), or by (G, N, K) when transposed: (M, N)."""
+    """Multiply (M, K) by (G, K, N), or by (G, N, K) when transposed, giving (M, N)."""
     rows = lhs.shape[0]
     columns = rhs.shape[1] if is_transposed else rhs.shape[2]
     visits = plan_visits(group_sizes, rows=rows, tile_rows=tiles.rows, each_group=False)
@@ -102,7 +102,7 @@ def rows_times_rows(
     tiles: Tiles = WEIGHTS,
     interpret: bool = False,
 ) -> jax.Array:
-    """(M, K) and (M, N), multiplied over the rows of each group: (G, K, N)."""
+    """Multiply (M, K) and (M, N) over the rows of each group, giving (G, K, N)."""
     groups, inner, columns = group_sizes.shape[0], lhs.shape[1], cotangent.shape[1]
     ends = jnp.cumsum(group_sizes, dtype=jnp.int32)
     call: Any = pl.pallas_call(
@@ -117,7 +117,7 @@ def rows_times_rows(
 
 
 def _block_order(place: Any, rows: int, columns: int) -> tuple[Any, Any]:
-    """Row and column of the tile at `place`, in blocks of neighbouring rows."""
+    """Return row and column of the tile at `place`, in blocks of neighbouring rows."""
     block = place // (_NEIGHBOURS * columns)
     within = place % (_NEIGHBOURS * columns)
     height = jnp.minimum(rows - block * _NEIGHBOURS, _NEIGHBOURS)

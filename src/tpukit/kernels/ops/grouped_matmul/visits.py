@@ -1,8 +1,8 @@
-"""Which tile of rows meets which group: the table that a grouped matmul walks through.
+"""Plan which tiles of rows a grouped matmul multiplies by which group's weight.
 
-Groups of rows lie one after the other and end anywhere, so a tile of rows may hold several groups.
-A visit is one (group, tile) pair that have rows in common. In the order of groups, visits of one
-tile are neighbours, and so are visits of one group.
+Groups of rows follow each other and end anywhere, so a tile of rows may contain several groups. A
+visit is a (group, tile) pair with rows in common. In the order of groups, visits of one tile are
+neighbours, and so are visits of one group.
 """
 
 from typing import NamedTuple
@@ -14,25 +14,24 @@ from ...partition.splits import Axes
 
 
 class Visits(NamedTuple):
-    """The table, for scalar memory. Only the first `visits` are real."""
+    """The table, for scalar memory. Only the first `visits` entries are used."""
 
     group: jax.Array  # (most visits,) int32
     tile: jax.Array  # (most visits,) int32
     filled: jax.Array  # (most visits,) int32: the tile, or the last one with rows of a group
     offsets: jax.Array  # (groups + 1,) int32: where each group begins, and the last one ends
-    visits: jax.Array  # () int32: how many there are
+    visits: jax.Array  # () int32: how many are used
 
 
 def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group: bool) -> Visits:
-    """The visits of `rows` rows in tiles of `tile_rows`.
+    """Return the visits of `rows` rows in tiles of `tile_rows`.
 
     Args:
         group_sizes: (G,) rows of each group; their sum may be less than `rows`.
-        rows: Of the array.
-        tile_rows: Of a tile.
-        each_group: True visits groups without rows once, for a result that has a part for every
-            group. False visits the rows that belong to nobody too, as group G, for a result that
-            has every row.
+        rows: Rows of the array.
+        tile_rows: Rows of a tile.
+        each_group: True visits groups without rows once, for a result with a part for every group.
+            False also visits the rows of no group, as group G, for a result with every row.
     """
     sizes = group_sizes.astype(jnp.int32)
     if not each_group:
@@ -43,7 +42,7 @@ def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group
     first_tile = jnp.minimum(starts // tile_rows, tiles - 1)
     tiles_of_group = jnp.where(sizes > 0, -(-ends // tile_rows) - first_tile, int(each_group))
     after = jnp.cumsum(tiles_of_group, dtype=jnp.int32)
-    # Every visit but the first of a group opens a tile, and two groups share at most one.
+    # Every visit but a group's first opens a tile, and two groups share at most one tile.
     most = tiles + groups - 1
     group = jnp.repeat(
         jnp.arange(groups, dtype=jnp.int32), tiles_of_group, total_repeat_length=most
@@ -56,8 +55,8 @@ def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group
     return Visits(group, tile, filled, offsets.astype(jnp.int32), after[-1])
 
 
-def sizes_in_piece(group_sizes: jax.Array, rows: int, axes: Axes) -> jax.Array:
-    """The rows of each group in this device's piece of `rows` rows, split over mesh axes."""
+def shard_sizes(group_sizes: jax.Array, rows: int, axes: Axes) -> jax.Array:
+    """Return the group sizes within this device's shard of `rows` rows."""
     if not axes:
         return group_sizes
     ends = jnp.cumsum(group_sizes) - jax.lax.axis_index(axes) * rows

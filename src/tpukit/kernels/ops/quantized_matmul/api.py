@@ -1,4 +1,4 @@
-"""`quantized_matmul`: activations times a weight that stays quantized until it is multiplied."""
+"""`quantized_matmul`: activations times a weight that stays quantized in memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,22 +7,85 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
+from ...blocks.tiling import LANES
 from ...partition.splits import Splits
-from ...registry.gradient import Passes, dispatch_with_gradient, with_gradient
-from ...registry.op import PALLAS_TPU, REFERENCE, XLA
+from ...registry.dispatch import Passes, dispatch_with_gradient, with_gradient
+from ...registry.op import PALLAS_TPU, REFERENCE, XLA, KernelCase, Op
+from ...rounding import decode
 from . import pallas_tpu
-from .activations import Activations, check_activations
-from .blocks import QuantizedBlocks
-from .packing import dequantize_arrays
-from .reference import quantized_matmul_reference, quantized_matmul_xla, taken
-from .weight import QuantizedWeight, check_format, padded_rows
+from .pallas_tpu import QuantizedBlocks, block_space, bucket, default_blocks, vmem_bytes
+from .weight import (
+    INT4_GROUP,
+    INT4_PER_WORD,
+    VQ_LENGTH,
+    Activations,
+    QuantizedWeight,
+    WeightFormat,
+    check_activations,
+    check_format,
+    dequantize_arrays,
+    padded_rows,
+    quantize_rows,
+)
+
+
+def quantized_matmul_reference(
+    x: jax.Array,
+    data: jax.Array,
+    scales: jax.Array,
+    codebook: jax.Array | None,
+    index: jax.Array | None = None,
+    *,
+    format: str,
+    activations: Activations = "bfloat16",
+) -> jax.Array:
+    """Compute `quantized_matmul` in plain jnp; bfloat16 activations keep the precision of x."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    weight = one_matrix(data, scales, codebook, index)
+    matrix = dequantize_arrays(*weight, format=format, dtype=wide)
+    left = x.astype(wide)
+    if activations == "int8":
+        values, row_scales = quantize_rows(x)
+        left = decode(values, row_scales, wide)
+    product = jnp.dot(left, matrix, precision=jax.lax.Precision.HIGHEST)
+    return product.astype(x.dtype)
+
+
+def quantized_matmul_xla(
+    x: jax.Array,
+    data: jax.Array,
+    scales: jax.Array,
+    codebook: jax.Array | None = None,
+    index: jax.Array | None = None,
+    *,
+    format: str,
+    activations: Activations = "bfloat16",
+) -> jax.Array:
+    """Compute `quantized_matmul` with the weight dequantized to bfloat16, which is faster."""
+    if activations == "int8":
+        return quantized_matmul_reference(
+            x, data, scales, codebook, index, format=format, activations=activations
+        )
+    weight = one_matrix(data, scales, codebook, index)
+    matrix = dequantize_arrays(*weight, format=format, dtype=jnp.bfloat16)
+    product = jnp.dot(x.astype(jnp.bfloat16), matrix, preferred_element_type=jnp.float32)
+    return product.astype(x.dtype)
+
+
+def one_matrix(
+    data: jax.Array, scales: jax.Array, codebook: jax.Array | None, index: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the arrays of one matrix, if they have a leading axis of matrices."""
+    arrays = (data, scales, codebook)
+    return arrays if index is None else jax.tree.map(lambda leaf: leaf[index], arrays)
+
 
 OP_NAME = pallas_tpu.OP_NAME
-# Words, codes and groups of scales are pieces of what is summed over.
+# Words, codes and groups of scales are along the contracted dimension.
 _WEIGHT = ("... k n", "... k n", "...", "")
 SPLITS = Splits(free="m k n", arguments=("m k", *_WEIGHT), result="m n", residuals=_WEIGHT)
-# Rows are rounded to int8 by their largest magnitude, which no piece of them knows.
-WHOLE_ROWS = replace(SPLITS, free="m n")
+# Rows are rounded to int8 by their largest magnitude, which a shard of a row does not have.
+FULL_ROWS = replace(SPLITS, free="m n")
 
 
 def quantized_matmul(
@@ -34,29 +97,29 @@ def quantized_matmul(
     implementation: str | None = None,
     blocks: QuantizedBlocks | None = None,
 ) -> jax.Array:
-    """`x @ dequantize(weight)`, summed in float32, in x's dtype.
+    """Return `x @ dequantize(weight)`, summed in float32, in x's dtype.
 
-    The weight is a constant: the gradient is that of x, through the dequantized weight.
+    The weight is a constant: only x has a gradient, through the dequantized weight.
 
     Args:
         x: (..., K) activations.
-        weight: From `quantize_weight` or one of the `pack_…`.
-        index: () which matrix it is, where the weight's arrays have a leading axis of matrices:
-            the kernel reads it where it lies in them.
+        weight: From `quantize_weight` or one of the `pack_…` functions.
+        index: () number of the matrix, where the weight's arrays have a leading axis of matrices.
+            The kernel reads the matrix in place.
         activations: "bfloat16", or "int8": every row of x is rounded to int8 by its largest
-            magnitude, and products are integers (the gradient ignores the rounding).
+            magnitude, and the matmul is of integers (the gradient ignores the rounding).
         implementation: "pallas_tpu", "xla" (dequantized to bfloat16) or "reference" (in x's own
             precision, at least float32). None takes the kernel on TPU and "xla" elsewhere.
-        blocks: Of the Pallas kernel; None takes the tuned ones.
+        blocks: Block sizes of the Pallas kernel; None takes the tuned ones.
 
     Raises:
-        TPUKernelError: x has another width than the weight, or the formats do not go together.
+        TPUKernelError: x has another width than the weight, or the formats do not match.
     """
     check_format(weight.format)
     check_activations(activations, weight.format)
     if x.shape[-1] != weight.shape[0]:
         raise TPUKernelError(
-            f"x is {x.shape} and the weight {weight.shape}; the last axis of x must have "
+            f"x is {x.shape}, but the weight is {weight.shape}; the last axis of x must have "
             f"{weight.shape[0]} elements."
         )
     rows = x.reshape(-1, x.shape[-1])
@@ -67,7 +130,7 @@ def quantized_matmul(
         OP_NAME,
         PASSES,
         *(rows, weight.data, weight.scales, weight.codebook, index),
-        splits=SPLITS if activations == "bfloat16" else WHOLE_ROWS,
+        splits=SPLITS if activations == "bfloat16" else FULL_ROWS,
         implementation=implementation,
         on_gpu=XLA,
         elsewhere=XLA,
@@ -88,7 +151,7 @@ def quantized_matmul_arrays(
     implementation: str | None = None,
     blocks: QuantizedBlocks | None = None,
 ) -> jax.Array:
-    """`quantized_matmul` of a weight given by its parts; x has the padded width."""
+    """Call `quantized_matmul` with a weight given by its arrays; x has the padded width."""
     shape = (padded_rows(format, data), data.shape[-1])
     weight = QuantizedWeight(data, scales, codebook, format, shape)
     return quantized_matmul(
@@ -97,7 +160,7 @@ def quantized_matmul_arrays(
 
 
 def _constant_weight(function: Any) -> Passes:
-    """Both passes of an implementation; the backward pass is XLA's for all of them."""
+    """Return both passes of an implementation; the backward pass is XLA's for all of them."""
 
     def forward(
         x: jax.Array,
@@ -111,7 +174,7 @@ def _constant_weight(function: Any) -> Passes:
         return function(x, *weight, **options), weight
 
     def backward(residuals: Any, cotangent: jax.Array, **options: Any) -> tuple[Any, ...]:
-        weight = taken(*residuals)
+        weight = one_matrix(*residuals)
         matrix = dequantize_arrays(*weight, format=options["format"], dtype=cotangent.dtype)
         wide = jnp.promote_types(cotangent.dtype, jnp.float32)
         d_x = jnp.dot(cotangent, matrix.T, preferred_element_type=wide)
@@ -126,3 +189,68 @@ PASSES = {
     REFERENCE: _constant_weight(quantized_matmul_reference),
 }
 IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name in PASSES}
+
+
+def quantized_case(
+    format: WeightFormat,
+    rows: int,
+    width: int,
+    columns: int,
+    *,
+    activations: Activations = "bfloat16",
+    entries: int = 128,
+    stages: int = 1,
+) -> KernelCase:
+    """Return the case of (rows, width) activations times a (width, columns) matrix.
+
+    Args:
+        format: Format of the matrix.
+        rows: Rows of activations.
+        width: Contracted size.
+        columns: Columns of the matrix.
+        activations: Format of the activations.
+        entries: Entries of a codebook.
+        stages: Stages of codes.
+    """
+    shapes = {
+        "int8": ((width, columns), jnp.int8),
+        "fp8": ((width, columns), jnp.float8_e4m3fn),
+        "int4": ((width // INT4_PER_WORD, columns), jnp.int32),
+        "vq": ((stages, width // VQ_LENGTH, columns), jnp.uint8),
+    }
+    groups = width // INT4_GROUP if format == "int4" else 1
+    arrays = [((rows, width), jnp.bfloat16), shapes[format], ((groups, columns), jnp.float32)]
+    name = format
+    if format == "vq":
+        arrays.append(((stages, entries // LANES, LANES), jnp.int32))
+        name = f"vq{stages}x{entries}"
+    return KernelCase(
+        f"{name}_{activations}_{rows}x{width}x{columns}",
+        tuple(jax.ShapeDtypeStruct(*array) for array in arrays),
+        {"format": format, "activations": activations},
+    )
+
+
+OP = Op(
+    name=OP_NAME,
+    function=quantized_matmul_arrays,
+    implementations=IMPLEMENTATIONS,
+    cases=(
+        quantized_case("int8", 32, 512, 512),
+        quantized_case("int8", 32, 512, 512, activations="int8"),
+        quantized_case("int4", 32, 512, 512),
+        quantized_case("fp8", 32, 512, 512),
+        quantized_case("vq", 32, 512, 512),
+        quantized_case("vq", 32, 512, 512, entries=256, activations="int8"),
+        quantized_case("int8", 16, 4096, 14336),
+        quantized_case("int4", 16, 4096, 14336),
+        quantized_case("vq", 16, 4096, 14336),
+        quantized_case("int4", 2048, 4096, 14336),
+    ),
+    block_space=block_space,
+    vmem_bytes=vmem_bytes,
+    default_blocks=default_blocks,
+    on_gpu=XLA,
+    bucket=bucket,
+    splits=SPLITS,
+)

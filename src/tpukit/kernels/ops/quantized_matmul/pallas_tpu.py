@@ -1,7 +1,7 @@
-"""The quantized matmul as a TPU kernel: packed weights travel, values exist only in VMEM."""
+"""The quantized matmul as a TPU kernel: weights are read packed and unpacked only in VMEM."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,75 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ....errors import TPUKernelError
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES
+from ...blocks.tiling import LANES, Interpret, round_up, tile_dot, tile_shape
 from ...blocks.tuned import blocks_for
-from ...blocks.vmem import vmem_limit_bytes
-from ...registry.op import KernelCase
-from ..gemm.tile import Interpret, tile_dot
-from .activations import Activations, quantize_rows
-from .blocks import QuantizedBlocks, vmem_bytes
-from .weight import ROWS_PER_ELEMENT
+from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
+from ...registry.op import BlockSizes, KernelCase, shape_bucket
+from .weight import ROWS_PER_ELEMENT, Activations, padded_rows, quantize_rows
+
+ROWS = (512, 256, 128, 64, 32)
+COLUMNS = (1024, 512, 256, 128)
+CONTRACTION = (2048, 1024, 512, 256, 128)
+
+
+@dataclass(frozen=True)
+class QuantizedBlocks(BlockSizes):
+    """Rows of x, columns of the weight, and the part of the contraction in one grid step."""
+
+    rows: int
+    columns: int
+    contraction: int
+
+
+def bucket(case: KernelCase) -> str:
+    """Return the bucket by shapes, where few rows count as one tile, as decoding has them."""
+    x, *others = case.arguments
+    rows = max(x.shape[0], tile_shape(jnp.int8)[0])
+    padded = jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype)
+    return shape_bucket(KernelCase(case.name, (padded, *others), case.options))
+
+
+def vmem_bytes(case: KernelCase, blocks: QuantizedBlocks) -> int:
+    """Return the VMEM: x, packed weight and result twice, the unpacked weight, sum and addend."""
+    x, data = case.arguments[:2]
+    elements = blocks.contraction * blocks.columns
+    stored = data.size * jnp.dtype(data.dtype).itemsize
+    packed = elements * stored // (padded_rows(case.options["format"], data) * data.shape[-1])
+    # Codes or words in 32 bits, values in bfloat16.
+    unpacked = 3 * elements
+    x_bytes = blocks.rows * blocks.contraction * 2
+    out = blocks.rows * blocks.columns * jnp.dtype(x.dtype).itemsize
+    sums = 2 * blocks.rows * blocks.columns * 4
+    return 2 * (x_bytes + packed + out) + unpacked + sums
+
+
+def default_blocks(case: KernelCase, chip: str | None) -> QuantizedBlocks:
+    """Return all rows up to 512, and as much of the weight as fits in half of VMEM."""
+    budget = vmem_capacity_bytes(chip) // 2
+    space = _candidates(case, chip)
+    return next((blocks for blocks in space if vmem_bytes(case, blocks) <= budget), space[-1])
+
+
+def block_space(case: KernelCase, chip: str) -> list[QuantizedBlocks]:
+    """Return the combinations of rows, columns and contraction that fit."""
+    budget = vmem_capacity_bytes(chip)
+    return [blocks for blocks in _candidates(case, chip) if vmem_bytes(case, blocks) <= budget]
+
+
+def _candidates(case: KernelCase, chip: str | None) -> list[QuantizedBlocks]:
+    x, data = case.arguments[:2]
+    format: Any = case.options["format"]
+    total = padded_rows(format, data)
+    group = total // case.arguments[2].shape[0]
+    tallest = round_up(x.shape[0], tile_shape(jnp.int8, chip)[0])
+    rows = list(dict.fromkeys(min(size, tallest) for size in ROWS))
+    columns = list(dict.fromkeys(min(size, round_up(data.shape[-1], LANES)) for size in COLUMNS))
+    step = group if format == "int4" else LANES
+    sums = [size for size in CONTRACTION if total % size == 0 and size % step == 0]
+    candidates = [QuantizedBlocks(r, c, k) for r in rows for c in columns for k in (sums or [step])]
+    # Most rows first, because each block of rows unpacks the weight again; then nearly square ones.
+    return sorted(candidates, key=lambda b: (-b.rows, -min(b.columns, b.contraction), -b.columns))
+
 
 OP_NAME = "quantized_matmul"
 
@@ -36,7 +97,7 @@ def forward(
     blocks: QuantizedBlocks | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
-    """(M, K) times a weight of padded (K, N): see `quantized_matmul`."""
+    """Multiply (M, K) by a weight of padded (K, N), as `quantized_matmul` does."""
     shapes = _shapes(x, data, scales, codebook, is_stack=index is not None)
     case = KernelCase("traced", shapes, {"format": format, "activations": activations})
     chosen = _blocks_for(case, blocks)
@@ -53,7 +114,7 @@ def forward(
         values, row_scales = quantize_rows(x)
     else:
         values, row_scales = x.astype(jnp.bfloat16), jnp.ones((rows, 1), jnp.float32)
-    # Scales of a block are a dimension of their own: too few rows to be cut by 8.
+    # Scales of a block are a dimension of their own, because they are too few rows for tiles of 8.
     groups = max(1, chosen.contraction // group)
     by_block = scales.reshape(*scales.shape[:-2], -1, groups, columns)
     weight = [data, by_block] if codebook is None else [data, by_block, codebook]
@@ -92,7 +153,7 @@ def forward(
 def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
     *arrays, out, total = refs
     codebook = arrays.pop() if format == "vq" else None
-    x, row_scales, data, scales = arrays[-4:]  # before them, which matrix of a stack it is
+    x, row_scales, data, scales = arrays[-4:]  # before them, the number of the matrix in a stack
     step, steps = pl.program_id(2), pl.num_programs(2)
 
     @pl.when(step == 0)
@@ -102,7 +163,7 @@ def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
     if format == "int4":
         parts = [_int4_group(x, data, scales, group) for group in range(scales.shape[1])]
     elif format == "vq":
-        # Stages are added as products: the vector unit adds no int8.
+        # Stages are added after the matmul, because the vector unit cannot add int8.
         parts = [
             tile_dot(x[...], _decoded(codebook, data, stage, mask=sticks_out).astype(x.dtype))
             for stage in range(data.shape[0])
@@ -129,12 +190,12 @@ def _int4_group(x: Any, data: Any, scales: Any, group: int) -> jax.Array:
 
 
 def _decoded(codebook: Any, codes: Any, stage: int, *, mask: bool) -> jax.Array:
-    """int8 values of a block of codes: words by a permutation of lanes, then spread over rows."""
+    """Return int8 values of a block of codes: words by lane permutation, spread over rows."""
     tables = codebook.shape[1]
-    found: list[jax.Array] = []
+    decoded: list[jax.Array] = []
     for start in range(0, codes.shape[2], LANES):
         code = codes[stage, :, start : start + LANES].astype(jnp.int32)
-        # Past the last column lies anything; a code there must still be one.
+        # Codes past the last column are undefined, but must stay in range.
         lane = code & (LANES - 1) if mask or tables > 1 else code
         words: jax.Array | None = None
         for table in range(tables):
@@ -144,12 +205,12 @@ def _decoded(codebook: Any, codes: Any, stage: int, *, mask: bool) -> jax.Array:
             )
             words = taken if words is None else jnp.where(code >> 7 == table, taken, words)
         assert words is not None
-        found.append(words)
-    return pltpu.bitcast(jnp.concatenate(found, axis=1), jnp.int8)
+        decoded.append(words)
+    return pltpu.bitcast(jnp.concatenate(decoded, axis=1), jnp.int8)
 
 
 def _weight_specs(case: KernelCase, blocks: QuantizedBlocks, groups: int) -> list[pl.BlockSpec]:
-    """Of data, scales by block, and the codebook where there is one."""
+    """Return the block specs of data, scales and, if there is one, codebook."""
     format, data = case.options["format"], case.arguments[1]
     height = blocks.contraction // ROWS_PER_ELEMENT[format]
     scaled = pl.BlockSpec(
@@ -163,7 +224,7 @@ def _weight_specs(case: KernelCase, blocks: QuantizedBlocks, groups: int) -> lis
 
 
 def _of_stack(spec: pl.BlockSpec) -> pl.BlockSpec:
-    """The same block of the matrix whose number comes before the arrays."""
+    """Return the same block of the matrix whose number is prefetched."""
     assert spec.block_shape is not None
     place = spec.index_map
     assert place is not None
@@ -176,8 +237,8 @@ def _blocks_for(case: KernelCase, blocks: QuantizedBlocks | None) -> QuantizedBl
     chosen = blocks_for(OP_NAME, case, blocks)
     if blocks is not None:
         return chosen
-    # Tuned for sizes up to a power of two, which this one need not be; and a device's piece of the
-    # sum need not be whole tiles.
+    # Tuned for sizes up to a power of two, which this size need not be; and a device's shard of the
+    # contraction need not be full tiles.
     total = case.arguments[0].shape[1]
     size = math.gcd(chosen.contraction, total)
     return replace(chosen, contraction=total if size % LANES else size)
@@ -187,18 +248,18 @@ def _check(blocks: QuantizedBlocks, total: int, group: int) -> None:
     size = blocks.contraction
     if (size % LANES and size != total) or total % size or (group < total and size % group):
         raise TPUKernelError(
-            f"contraction={size} does not cut {total} padded rows (groups of {group}); it must be "
-            f"a multiple of {LANES if group == total else group} that divides {total}."
+            f"contraction={size} does not divide {total} padded rows (groups of {group}); it must "
+            f"be a multiple of {LANES if group == total else group} that divides {total}."
         )
 
 
 def _shapes(*arrays: jax.Array | None, is_stack: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Of x, data, scales and codebook; of one matrix where they are of a stack."""
+    """Return the shapes of x, data, scales and codebook; of one matrix if they are of a stack."""
     x, *weight = arrays
     assert x is not None
-    found = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
     for array in weight:
         if array is not None:
             shape = array.shape[1:] if is_stack else array.shape
-            found.append(jax.ShapeDtypeStruct(shape, array.dtype))
-    return tuple(found)
+            shapes.append(jax.ShapeDtypeStruct(shape, array.dtype))
+    return tuple(shapes)

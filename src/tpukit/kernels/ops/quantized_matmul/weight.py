@@ -20,20 +20,22 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ....annotations import PyTree
 from ....errors import TPUKernelError, did_you_mean
-from ....hardware.formats import INT4
+from ....hardware.formats import FLOAT8_E4M3FN, INT4, INT8
 from ....hardware.stored_formats import WEIGHT_FORMATS
 from ....shown import Shown
-from ...blocks.tiling import LANES
+from ...blocks.tiling import LANES, round_up
+from ...rounding import decode, quantize
 
 WeightFormat: TypeAlias = Literal["int8", "int4", "fp8", "vq"]
 FORMATS: tuple[str, ...] = get_args(WeightFormat)
-INT4_PER_WORD = 32 // INT4.bits
+INT4_PER_WORD = INT4.values_per_word
 VQ_LENGTH = WEIGHT_FORMATS["vq"].group
-# What one code or word of `data` holds of a column.
-ROWS_PER_ELEMENT = {"int8": 1, "fp8": 1, "int4": INT4_PER_WORD, "vq": VQ_LENGTH}
+# Rows of a column in one element of `data`.
+ROWS_PER_ELEMENT = {name: WEIGHT_FORMATS[name].values_per_element for name in FORMATS}
 
 
 @partial(
@@ -43,12 +45,12 @@ ROWS_PER_ELEMENT = {"int8": 1, "fp8": 1, "int4": INT4_PER_WORD, "vq": VQ_LENGTH}
 )
 @dataclass(frozen=True)
 class QuantizedWeight(Shown):
-    """A quantized (K, N) matrix; see the module for what the arrays hold.
+    """A quantized (K, N) matrix; the module's table describes the arrays.
 
     Attributes:
         data: Values, packed values or codes.
-        scales: float32: what values are multiplied with.
-        codebook: Of "vq", else None.
+        scales: float32 factors of the values.
+        codebook: The codebook of "vq", else None.
         format: "int8", "int4", "fp8" or "vq".
         shape: (K, N) before padding.
     """
@@ -61,7 +63,7 @@ class QuantizedWeight(Shown):
 
     @property
     def group(self) -> int:
-        """How many rows share a scale; all of them but for int4."""
+        """How many rows share a scale; all of them except for int4."""
         return padded_rows(self.format, self.data) // self.scales.shape[0]
 
     @property
@@ -71,11 +73,11 @@ class QuantizedWeight(Shown):
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of storage for each of the K·N weights, padding, scales and codebook included."""
+        """Bits of storage per weight, including padding, scales and codebook."""
         return 8 * self.nbytes / (self.shape[0] * self.shape[1])
 
     def to_dict(self) -> dict[str, Any]:
-        """Format, shape and size."""
+        """Return format, shape and size."""
         return {
             "format": self.format,
             "shape": list(self.shape),
@@ -89,18 +91,18 @@ class QuantizedWeight(Shown):
     def __rich__(self) -> str:
         return (
             f"{self.format} matrix {self.shape[0]}×{self.shape[1]}: "
-            f"{self.bits_per_weight:.2f} bits a weight, {self.nbytes:,} bytes"
+            f"{self.bits_per_weight:.2f} bits per weight, {self.nbytes:,} bytes"
         )
 
 
 def array_bytes(tree: PyTree) -> int:
-    """Bytes of all arrays of a tree as they lie in memory."""
+    """Return the bytes of all arrays of a tree."""
     leaves: list[Any] = jax.tree.leaves(tree)
     return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
 def padded_rows(format: str, data: Any) -> int:
-    """K of the matrix, padding included."""
+    """Return K of the matrix, including padding."""
     return data.shape[-2] * ROWS_PER_ELEMENT[format]
 
 
@@ -108,10 +110,211 @@ def check_format(name: str) -> None:
     """Raise unless `name` is a format.
 
     Raises:
-        TPUKernelError: It is not; the message names those that are.
+        TPUKernelError: It is not; the message names the formats.
     """
     if name not in FORMATS:
         raise TPUKernelError(
             f"Weight format {name!r} is unknown; known are {', '.join(FORMATS)}."
             + did_you_mean(name, FORMATS)
         )
+
+
+Activations: TypeAlias = Literal["bfloat16", "int8"]
+
+
+def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return int8 values of (M, K) and float32 (M, 1) scales, by each row's largest magnitude."""
+    return quantize(x, INT8, axis=-1)
+
+
+def check_activations(activations: str, format: str) -> None:
+    """Raise if weights of `format` cannot be multiplied with such activations.
+
+    Raises:
+        TPUKernelError: An unknown name, or int8 with fp8 weights.
+    """
+    known = get_args(Activations)
+    if activations not in known:
+        raise TPUKernelError(
+            f"activations={activations!r} are unknown; known are {', '.join(known)}."
+            + did_you_mean(activations, known)
+        )
+    if activations == "int8" and format == "fp8":
+        raise TPUKernelError(
+            "fp8 weights are not integers, so int8 activations cannot multiply them; use "
+            "activations='bfloat16', or weights in int8, int4 or vq."
+        )
+
+
+INT4_GROUP = WEIGHT_FORMATS["int4"].block or LANES
+# With more entries a code needs more than a byte; with fewer than 128 a gather is not cheaper.
+VQ_ENTRIES = (128, 256)
+
+
+def pack_int8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
+    """Pack int8 (K, N) values with a scale per column (N,)."""
+    _expect(values, jnp.int8, "values", 2)
+    _expect_shape(scales, (values.shape[1],), "scales")
+    padded = _pad_rows(values)
+    return QuantizedWeight(padded, scales[None].astype(jnp.float32), None, "int8", _shape(values))
+
+
+def pack_fp8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
+    """Pack float8_e4m3fn (K, N) values with a scale per column (N,)."""
+    _expect(values, FLOAT8_E4M3FN.name, "values", 2)
+    _expect_shape(scales, (values.shape[1],), "scales")
+    padded = _pad_rows(values)
+    return QuantizedWeight(padded, scales[None].astype(jnp.float32), None, "fp8", _shape(values))
+
+
+def pack_int4(values: jax.Array, scales: jax.Array, *, group: int = INT4_GROUP) -> QuantizedWeight:
+    """Pack int8 (K, N) values in -8 … 7, eight per word.
+
+    Args:
+        values: Values to pack; those outside -8 … 7 lose their upper bits.
+        scales: (groups, N), one per group of rows.
+        group: Rows that share a scale, a multiple of 128.
+    """
+    _expect(values, jnp.int8, "values", 2)
+    if group % LANES:
+        raise TPUKernelError(f"group={group} must be a multiple of {LANES}.")
+    padded = _pad_rows(values, group)
+    rows, columns = padded.shape
+    _expect_shape(scales, (rows // group, columns), "scales")
+    nibbles = padded.reshape(rows // INT4_PER_WORD, INT4_PER_WORD, columns).astype(jnp.uint32) & 15
+    shifts = 4 * jnp.arange(INT4_PER_WORD, dtype=jnp.uint32)[:, None]
+    words = (nibbles << shifts).sum(1, dtype=jnp.uint32)
+    packed = jax.lax.bitcast_convert_type(words, jnp.int32)
+    return QuantizedWeight(packed, scales.astype(jnp.float32), None, "int4", _shape(values))
+
+
+def pack_vq(codes: jax.Array, codebook: jax.Array, scales: jax.Array) -> QuantizedWeight:
+    """Pack a vector-quantized weight: every 4 rows of a column are an entry of a codebook.
+
+    Args:
+        codes: uint8 (stages, K/4, N); the entries of several stages are added.
+        codebook: int8 (stages, entries, 4), of 128 or 256 entries.
+        scales: (N,) of the columns.
+    """
+    _expect(codes, jnp.uint8, "codes", 3)
+    _expect(codebook, jnp.int8, "codebook", 3)
+    stages, entries, length = codebook.shape
+    if entries not in VQ_ENTRIES or length != VQ_LENGTH or stages != codes.shape[0]:
+        raise TPUKernelError(
+            f"The codebook is {codebook.shape} for codes of {codes.shape[0]} stages; expected "
+            f"({codes.shape[0]}, entries, {VQ_LENGTH}) with {' or '.join(map(str, VQ_ENTRIES))} "
+            "entries."
+        )
+    _expect_shape(scales, (codes.shape[2],), "scales")
+    words = jax.lax.bitcast_convert_type(codebook, jnp.int32)
+    return QuantizedWeight(
+        _pad_rows(codes, LANES // VQ_LENGTH),
+        scales[None].astype(jnp.float32),
+        words.reshape(stages, entries // LANES, LANES),
+        "vq",
+        (codes.shape[1] * VQ_LENGTH, codes.shape[2]),
+    )
+
+
+def unpack(weight: QuantizedWeight) -> tuple[jax.Array, ...]:
+    """Return the arrays that the format's `pack_…` function was given."""
+    rows = weight.shape[0]
+    if weight.format == "vq":
+        assert weight.codebook is not None
+        entries = jax.lax.bitcast_convert_type(weight.codebook, jnp.int8)
+        codebook = entries.reshape(weight.codebook.shape[0], -1, VQ_LENGTH)
+        return weight.data[:, : rows // VQ_LENGTH], codebook, weight.scales[0]
+    if weight.format == "int4":
+        return unpack_words(weight.data)[:rows], weight.scales
+    return weight.data[:rows], weight.scales[0]
+
+
+def unpack_words(words: jax.Array) -> jax.Array:
+    """Unpack int32 (K/8, N) words to int8 (K, N) values in -8 … 7."""
+    # Shift to the top and back, because the right shift of a signed word extends its sign.
+    raised = words[:, None] << (28 - 4 * jnp.arange(INT4_PER_WORD, dtype=jnp.int32))[:, None]
+    return (raised >> 28).astype(jnp.int8).reshape(-1, words.shape[1])
+
+
+def decode_vq(codes: jax.Array, codebook: jax.Array) -> jax.Array:
+    """Return int32 (K, N) sums over stages of codes (stages, K/4, N) and a codebook of words."""
+    entries = jax.lax.bitcast_convert_type(codebook, jnp.int8).astype(jnp.int32)
+    table = entries.reshape(codebook.shape[0], -1, VQ_LENGTH)
+    values = jax.vmap(lambda table, codes: table[codes.astype(jnp.int32)])(table, codes).sum(0)
+    return values.swapaxes(1, 2).reshape(-1, codes.shape[2])
+
+
+def dequantize(weight: QuantizedWeight, dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Return the (K, N) matrix that the weight represents."""
+    values = dequantize_arrays(
+        weight.data, weight.scales, weight.codebook, format=weight.format, dtype=dtype
+    )
+    return values[: weight.shape[0]]
+
+
+def dequantize_arrays(
+    data: jax.Array, scales: jax.Array, codebook: jax.Array | None, *, format: str, dtype: DTypeLike
+) -> jax.Array:
+    """Return the matrix of a weight given by its arrays, including padding."""
+    if format == "vq":
+        assert codebook is not None
+        values = decode_vq(data, codebook)
+    else:
+        values = unpack_words(data) if format == "int4" else data
+    grouped = values.reshape(scales.shape[0], -1, values.shape[1])
+    return decode(grouped, scales[:, None], dtype).reshape(values.shape)
+
+
+def quantize_weight(
+    w: jax.Array, format: WeightFormat, *, group: int = INT4_GROUP
+) -> QuantizedWeight:
+    """Round a float (K, N) matrix to the nearest values of a format, by its largest magnitudes.
+
+    Args:
+        w: The matrix.
+        format: "int8" or "fp8" (a scale per column), or "int4" (one per group of rows).
+        group: Rows that share an int4 scale, a multiple of 128.
+
+    Raises:
+        TPUKernelError: The format is unknown, or "vq", whose codebook must be fitted first.
+    """
+    check_format(format)
+    if format == "vq":
+        raise TPUKernelError(
+            "A vector-quantized weight needs a codebook fitted to the matrix; fit one and call "
+            "pack_vq, or take format='int4'."
+        )
+    wide = w.astype(jnp.float32)
+    if format == "int4":
+        rows = round_up(w.shape[0], group)
+        wide = jnp.pad(wide, ((0, rows - w.shape[0]), (0, 0))).reshape(-1, group, w.shape[1])
+    values, scales = quantize(wide, WEIGHT_FORMATS[format].values, axis=-2)
+    if format == "fp8":
+        return pack_fp8(values, scales[0])
+    if format == "int8":
+        return pack_int8(values, scales[0])
+    values = values.astype(jnp.int8).reshape(-1, w.shape[1])[: w.shape[0]]
+    return pack_int4(values, scales[:, 0], group=group)
+
+
+def _pad_rows(values: jax.Array, multiple: int = LANES) -> jax.Array:
+    missing = -values.shape[-2] % multiple
+    room = [(0, 0)] * (values.ndim - 2) + [(0, missing), (0, 0)]
+    return jnp.pad(values, room) if missing else values
+
+
+def _shape(values: jax.Array) -> tuple[int, int]:
+    return values.shape[0], values.shape[1]
+
+
+def _expect(array: jax.Array, dtype: DTypeLike, name: str, rank: int) -> None:
+    if array.dtype != dtype or array.ndim != rank:
+        raise TPUKernelError(
+            f"{name} are {array.dtype}{list(array.shape)}; expected {jnp.dtype(dtype).name} with "
+            f"{rank} dimensions."
+        )
+
+
+def _expect_shape(array: jax.Array, shape: tuple[int, ...], name: str) -> None:
+    if array.shape != shape:
+        raise TPUKernelError(f"{name} are {array.shape}; expected {shape}.")

@@ -1,6 +1,6 @@
 """Measured kernels compiled again and timed by tpukit, so that its estimates are scored."""
 
-from .arguments import MeasuredProgram as MeasuredProgram
+from .programs import MeasuredProgram as MeasuredProgram
 from .programs import program_of as program_of
 from .report import TimingsScore as TimingsScore
 from .rows import MeasuredRow as MeasuredRow

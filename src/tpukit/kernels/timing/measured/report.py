@@ -1,4 +1,4 @@
-"""How estimates compare with measured kernels: rank, error, and which side is named the faster."""
+"""Compare estimates with measured kernels: rank correlation, error, and which side is faster."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -10,21 +10,93 @@ from typing import Any
 from ....shown import Shown
 from .rows import MeasuredRow, RowLeftOut
 
+LONGEST_REASON = 160
+MOST_PROGRAMS = 4
+
+
+def score_view(score: "TimingsScore") -> Any:
+    """Return a view of scores by op and generation, of fitted rows, and of rows left out."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    sample = "" if score.sampled is None else f", at most {score.sampled} cases of each group"
+    parts: list[Any] = [
+        Text("Estimated (origin: model) against measured kernels", style="bold"),
+        Text(
+            f"{len(score.scored)} of {score.rows_in_file} rows of {score.source}{sample}; each "
+            "compiled for its chip, which is not here, and timed as `tpukit kernel bench` does.\n"
+        ),
+    ]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("op", "chip"):
+        table.add_column(heading)
+    for heading in ("rows", "in view", "Spearman", "median error", "mean error", "in band",
+                    "faster named"):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for group in (*score.groups, *score.totals):
+        table.add_row(*(Text(cell) for cell in _cells(group)))
+    parts += [table, Text(_in_view(score))]
+    for reason, programs in score.reasons.items():
+        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
+        most = [name for name, _ in programs.most_common(MOST_PROGRAMS)]
+        named = ", ".join([*most, "…"] if len(programs) > len(most) else most)
+        parts.append(Text(f"left out {programs.total()}: {shown} ({named})", style="yellow"))
+    return Group(*parts)
+
+
+def _cells(group: "GroupScore") -> list[str]:
+    return [
+        group.op,
+        group.chip,
+        str(group.rows),
+        str(group.in_view),
+        "—" if group.spearman is None else f"{group.spearman:.3f}",
+        f"{group.median_error:.1%}",
+        f"{group.mean_error:.1%}",
+        _share(group.in_band, group.banded),
+        _share(group.named_right, group.compared),
+    ]
+
+
+def _share(part: int, total: int) -> str:
+    return f"{part} of {total}" if total else "—"
+
+
+def _in_view(score: "TimingsScore") -> str:
+    """Return how many rows the constants were fitted on, and the scores without them."""
+    seen = [row for row in score.scored if row.in_view]
+    kernels = sum(row.row.is_pallas for row in seen)
+    said = (
+        f"\nIn view when constants were chosen: {kernels} Pallas rows (the rates of kernels, "
+        f"calibration.toml) and {len(seen) - kernels} others (the rates of XLA's ops, "
+        "fitted_on.toml)."
+    )
+    rest = score.total_unseen
+    if rest is None:
+        return f"{said} No row was left aside."
+    return (
+        f"{said} The other {rest.rows}: median error {rest.median_error:.1%}, mean "
+        f"{rest.mean_error:.1%}, faster named {_share(rest.named_right, rest.compared)}.\n"
+    )
+
+
 LEAST_ROWS_FOR_RANK = 3
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A measured row beside its estimate.
+    """A measured row with its estimate.
 
     Attributes:
+        row: The measured row.
         chip: The generation by tpukit's name.
-        kind: The kind of kernel whose rates timed it; None for what XLA alone makes.
-        estimate_us: Origin `model`.
-        low_us: The band that `tpukit kernel bench` prints; None where it prints none.
-        high_us: Its upper end.
-        in_view: Whether the row was in view when the constants of its estimate were chosen.
+        kind: The kernel kind whose rates timed it; None for plain XLA.
+        estimate_us: The estimate, of origin `model`.
+        low_us: Lower end of the band that `tpukit kernel bench` prints; None without one.
+        high_us: Upper end of that band.
+        in_view: Whether the row was known when the constants of its estimate were chosen.
     """
 
     row: MeasuredRow
@@ -42,11 +114,11 @@ class ScoredRow:
 
     @property
     def error(self) -> float:
-        """How far the estimate is off, as a share of the measured time."""
+        """The relative error of the estimate."""
         return abs(self.ratio - 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the row as plain data."""
         return {
             "id": self.row.id,
             "op": self.row.op,
@@ -66,15 +138,18 @@ class GroupScore:
     """Scores of one op on one generation, over all its implementations.
 
     Attributes:
-        cases: Different arguments among the rows.
-        in_view: Rows that were in view when constants were chosen.
+        op: The op.
+        chip: The generation.
+        rows: Number of rows.
+        cases: Number of different arguments among the rows.
+        in_view: Rows that were known when constants were chosen.
         spearman: Rank correlation of estimated and measured times; None for too few rows.
-        median_error: Of the relative errors.
-        mean_error: The same in the mean.
+        median_error: Median of the relative errors.
+        mean_error: Mean of the relative errors.
         banded: Rows whose estimate has an error band.
-        in_band: Those of them whose measured time lies in it.
+        in_band: Rows with a measured time in that band.
         compared: Cases in which Pallas and XLA were both measured and estimated.
-        named_right: Those in which the faster of the two was named right.
+        named_right: Compared cases in which the estimate names the faster one.
     """
 
     op: str
@@ -92,7 +167,7 @@ class GroupScore:
 
     @classmethod
     def of(cls, op: str, chip: str, rows: Sequence[ScoredRow]) -> "GroupScore":
-        """Score some rows; there is at least one."""
+        """Score at least one row."""
         banded = [
             row.low_us <= row.row.measured_us <= row.high_us
             for row in rows
@@ -117,14 +192,14 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class TimingsScore(Shown):
-    """Estimates of tpukit beside measured kernels: a model against measurements.
+    """tpukit's estimates beside measured kernels.
 
     Attributes:
         source: The file of measured rows.
-        rows_in_file: How many it has.
-        sampled: Cases taken of each op and generation; None for all.
+        rows_in_file: How many rows it has.
+        sampled: Cases per op and generation; None for all.
         scored: Rows with an estimate.
-        left_out: Rows without one.
+        left_out: Rows without an estimate.
     """
 
     source: str
@@ -140,12 +215,12 @@ class TimingsScore(Shown):
 
     @cached_property
     def total(self) -> GroupScore | None:
-        """Everything together; None where nothing was scored."""
+        """The score of all rows; None without any."""
         return _together(ALL, self.scored)
 
     @cached_property
     def totals(self) -> tuple[GroupScore, ...]:
-        """All Pallas kernels, all that XLA makes, and everything; those that have rows."""
+        """Scores of all Pallas kernels, of all XLA programs, and of all rows."""
         sides = {
             f"{ALL} Pallas": [row for row in self.scored if row.row.is_pallas],
             f"{ALL} XLA": [row for row in self.scored if row.row.is_xla],
@@ -156,24 +231,24 @@ class TimingsScore(Shown):
 
     @cached_property
     def unseen(self) -> tuple[ScoredRow, ...]:
-        """The rows that were not in view when constants were chosen."""
+        """The rows that were not known when constants were chosen."""
         return tuple(row for row in self.scored if not row.in_view)
 
     @cached_property
     def total_unseen(self) -> GroupScore | None:
-        """The score of those; None where there are none."""
+        """The score of the unseen rows; None without any."""
         return _together(ALL, self.unseen)
 
     @cached_property
     def reasons(self) -> dict[str, Counter[str]]:
-        """Why rows were left out, the most frequent first; how many of each program."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Why rows were left out, the most frequent first, with the number per program."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for row in self.left_out:
-            found[row.reason][row.what] += 1
-        return dict(sorted(found.items(), key=lambda item: -item[1].total()))
+            counts[row.reason][row.what] += 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1].total()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the scores as plain data."""
         return {
             "compares": {"estimate": "model", "measured": "measured"},
             "source": self.source,
@@ -188,15 +263,13 @@ class TimingsScore(Shown):
         }
 
     def __rich__(self) -> Any:
-        from .view import score_view
-
         return score_view(self)
 
 
 def name_faster(rows: Iterable[ScoredRow]) -> list[bool]:
-    """Whether the faster of Pallas and XLA is named right, wherever a case has both.
+    """Return whether the faster of Pallas and XLA is named right, for cases with both.
 
-    Each side is its fastest row: what a library that had both would run.
+    Each side counts by its fastest row, which a library with both would run.
     """
     cases: dict[str, list[ScoredRow]] = defaultdict(list)
     for row in rows:
@@ -225,17 +298,17 @@ def _groups(rows: Iterable[ScoredRow]) -> tuple[GroupScore, ...]:
 
 
 def _together(name: str, rows: Sequence[ScoredRow]) -> GroupScore | None:
-    """One score of different ops, without a rank: any model knows a small op from a large one."""
+    """Score different ops together, without a rank, which would only compare op sizes."""
     return replace(GroupScore.of(name, ALL, rows), spearman=None) if rows else None
 
 
 def _spearman(rows: Sequence[ScoredRow]) -> float | None:
-    """Rank correlation; None for too few rows, or where one side does not differ at all."""
+    """Return the rank correlation; None for too few rows, or where one side is constant."""
     estimated = [row.estimate_us for row in rows]
     measured = [row.row.measured_us for row in rows]
     if len(rows) < LEAST_ROWS_FOR_RANK or 1 in (len(set(estimated)), len(set(measured))):
         return None
     from scipy.stats import spearmanr
 
-    found: Any = spearmanr(estimated, measured)
-    return float(found.statistic)
+    correlation: Any = spearmanr(estimated, measured)
+    return float(correlation.statistic)

@@ -1,4 +1,4 @@
-"""A file of measured kernel times: rows, each checked on its own, and which were fitted on."""
+"""Read a file of measured kernel times; each row is checked on its own."""
 
 import gzip
 import json
@@ -27,11 +27,11 @@ from ....hardware import get_chip
 from ....plain_data import MOST_BYTES, parse_json
 
 GZIP_MAGIC = b"\x1f\x8b"
-# Sources say how a time was taken; these clocks also count dispatch, or may.
+# Clocks that include the host's dispatch, or may include it.
 HOST_CLOCKS = ("host", "unknown")
 
 Size = Annotated[NonNegativeInt, Strict()]
-# Sources write nothing as null or leave it out.
+# Sources write an empty table as null or leave it out.
 _Named = BeforeValidator(lambda value: {} if value is None else value)
 Settings = Annotated[dict[str, JsonValue], _Named]
 Constants = Literal["kernels", "ops"]
@@ -43,30 +43,30 @@ _FILES: dict[Constants, tuple[str, str]] = {
 
 
 class GroupSizes(BaseModel):
-    """How many rows each group of a grouped product has."""
+    """The rows of each group of a grouped matmul."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     values: tuple[Size, ...]
 
 
 class MeasuredRow(BaseModel):
-    """One measured kernel; fields the file has beside these are not read.
+    """One measured kernel; other fields of the file are ignored.
 
     Attributes:
         id: Unique in its source.
         device: The generation it ran on.
-        op: What was computed, e.g. "attention_fwd".
-        impl: By which program, e.g. "xla" or "pallas_mosaic_tpu".
-        measured_us: The time.
-        shapes: Of the arguments, by name, in their order.
-        dtypes: Of the arguments, by the same names.
+        op: The op, e.g. "attention_fwd".
+        impl: The implementation, e.g. "xla" or "pallas_mosaic_tpu".
+        measured_us: The measured time.
+        shapes: Shapes of the arguments, by name, in their order.
+        dtypes: Dtypes of the arguments, by name.
         dims: Named sizes.
         config: Block sizes and switches of a kernel.
-        static_args: Other arguments; what is null or left out has its default.
-        mask_kind: Of attention: "none", "causal" or "bool_mask".
-        group_sizes: Of grouped products.
-        num_devices: How many it ran on.
-        timing_method: Which clock said so.
+        static_args: Other arguments; a null or missing one has its default.
+        mask_kind: Attention mask: "none", "causal" or "bool_mask".
+        group_sizes: Rows per group of a grouped matmul.
+        num_devices: How many devices it ran on.
+        timing_method: The clock that was used.
         source_date: When it was published, as a year, a month or a day.
     """
 
@@ -89,7 +89,7 @@ class MeasuredRow(BaseModel):
 
     @cached_property
     def chip(self) -> str | None:
-        """The generation by tpukit's own name; None where there is no such generation."""
+        """The generation by tpukit's name; None if there is no such generation."""
         try:
             return get_chip(self.device).name
         except SliceError:
@@ -97,42 +97,42 @@ class MeasuredRow(BaseModel):
 
     @property
     def is_pallas(self) -> bool:
-        """Whether a Pallas kernel was measured, not what XLA makes."""
+        """Whether the row measured a Pallas kernel."""
         return self.impl.startswith("pallas")
 
     @property
     def is_xla(self) -> bool:
-        """Whether what XLA alone makes was measured."""
+        """Whether the row measured plain XLA."""
         return self.impl.startswith(("xla", "reference"))
 
     @property
     def on_host_clock(self) -> bool:
-        """Whether the time was, or may have been, taken by a host that also dispatches."""
+        """Whether the time includes, or may include, a host's dispatch."""
         return self.timing_method.startswith(HOST_CLOCKS)
 
     @cached_property
     def program_key(self) -> str:
-        """The same for rows that measured one program on one generation, at whatever time."""
-        asked = {name: value for name, value in self.static_args.items() if value}
-        return _key([self.case_key, self.impl, self.config, asked, self.dtypes])
+        """A key that is equal for rows of one program on one generation."""
+        arguments = {name: value for name, value in self.static_args.items() if value}
+        return _key([self.case_key, self.impl, self.config, arguments, self.dtypes])
 
     @cached_property
     def case_key(self) -> str:
-        """The same for rows that answer one question: which implementation is faster here."""
+        """A key that is equal for rows that compare implementations of one case."""
         kept = bool(self.static_args.get("return_residuals"))
         types = sorted(set(self.dtypes.values()))
         groups = None if self.group_sizes is None else self.group_sizes.values
         return _key([self.device, self.op, self.dims, types, self.mask_kind, kept, groups])
 
     def describe(self) -> str:
-        """The row in one line: what ran where, at which sizes."""
+        """Return the row in one line: op, implementation, generation and sizes."""
         sizes = ", ".join(f"{name} {value}" for name, value in self.dims.items())
         return f"{self.op} as {self.impl} on {self.device} ({sizes or self.id})"
 
 
 @dataclass(frozen=True)
 class RowLeftOut:
-    """A row without an estimate, and why."""
+    """A row without an estimate, and the reason."""
 
     id: str
     what: str
@@ -141,7 +141,7 @@ class RowLeftOut:
 
 @dataclass(frozen=True)
 class Timings:
-    """What a file holds: rows that can be read, and those that cannot."""
+    """The readable and unreadable rows of a file."""
 
     path: Path
     rows: tuple[MeasuredRow, ...]
@@ -152,7 +152,7 @@ def read_timings(path: Path) -> Timings:
     """Read a file of measured kernels, which may be compressed by gzip.
 
     Raises:
-        TPUValidationError: It cannot be opened, is no JSON list, or has no row that can be read.
+        TPUValidationError: The file cannot be opened, is not a JSON list, or has no readable row.
     """
     rows: list[MeasuredRow] = []
     unreadable: list[RowLeftOut] = []
@@ -192,13 +192,13 @@ def _read_list(path: Path) -> list[Any]:
 
 
 def _name(fields: Any, number: int) -> str:
-    """What to call a row that cannot be read: its id, else its place in the file."""
-    found = cast(dict[str, Any], fields).get("id") if isinstance(fields, dict) else None
-    return found if isinstance(found, str) and found and found.isprintable() else f"#{number}"
+    """Return the name of an unreadable row: its id, else its place in the file."""
+    name = cast(dict[str, Any], fields).get("id") if isinstance(fields, dict) else None
+    return name if isinstance(name, str) and name and name.isprintable() else f"#{number}"
 
 
 def _first_of(error: ValidationError) -> str:
-    """The first thing that is wrong with a row, in one line."""
+    """Return the first validation error of a row, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the row"
     return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -210,7 +210,7 @@ def _key(parts: list[Any]) -> str:
 
 @cache
 def rows_in_view(constants: Constants) -> frozenset[str]:
-    """The ids of the rows that the rates of Pallas kernels, or of XLA's ops, were chosen by."""
+    """Return the ids of the rows that the rates of kernels, or of XLA ops, were fitted on."""
     package, name = _FILES[constants]
     table = tomllib.loads((files(package) / "data" / name).read_text())
     return frozenset(table["fitted_on"]["rows"])

@@ -1,4 +1,4 @@
-"""Measured rows, each compiled and timed as `tpukit kernel bench` times any kernel."""
+"""Compile measured rows and time them as `tpukit kernel bench` times any kernel."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from .report import ScoredRow, TimingsScore
 from .rows import MeasuredRow, RowLeftOut, Timings, rows_in_view
 
 ROW_TIMEOUT_S = 900.0
-# Two threads that import tokamax at once would wait for each other's half of it.
+# Two threads that import tokamax at once would deadlock.
 _ONE_WRITER = Lock()
 
 
@@ -29,54 +29,54 @@ def score_timings(
     workers: int | None = None,
     use_cache: bool = True,
 ) -> TimingsScore:
-    """Estimate every measured row that can be written anew, and set it beside its measurement.
+    """Estimate every measured row that can be rebuilt, beside its measured time.
 
     Args:
-        timings: What `read_timings` read.
-        ops: Only these; all by default.
+        timings: The rows from `read_timings`.
+        ops: Only these ops; all by default.
         chips: Only these generations, by tpukit's names; all by default.
-        limit: So many cases of each op, generation and set of implementations, from the fastest to
-            the slowest; all by default.
+        limit: Cases per op, generation and set of implementations, from the fastest to the slowest;
+            all by default.
         progress: Called with each row's result, a `Counted` line.
-        workers: Compiles at once; by default as many as cores and free memory allow.
-        use_cache: Whether compiles on disk will do, and these are kept.
+        workers: Parallel compiles; by default as many as cores and free memory allow.
+        use_cache: Whether to read and keep compiles on disk.
 
     Raises:
-        TPUValidationError: No row is of such an op or generation.
+        TPUValidationError: There is no row of such an op or generation.
     """
     kept, left_out = newest(_wanted(timings.rows, ops, chips))
     rows = sample(kept, limit)
     in_view = {row.program_key for row in timings.rows if _was_in_view(row)}
 
-    def one(row: MeasuredRow) -> ScoredRow | RowLeftOut:
+    def score_row(row: MeasuredRow) -> ScoredRow | RowLeftOut:
         return _estimate(row, in_view=row.program_key in in_view, use_cache=use_cache)
 
-    found: list[ScoredRow | RowLeftOut] = []
+    results: list[ScoredRow | RowLeftOut] = []
     pool = ThreadPoolExecutor(workers or room_for_workers())
     try:
-        for row, result in zip(rows, pool.map(one, rows), strict=True):
-            found.append(result)
+        for row, result in zip(rows, pool.map(score_row, rows), strict=True):
+            results.append(result)
             line = f"{row.describe()}: {_said(result)}"
-            progress(Counted(line, done=len(found), total=len(rows)))
-    finally:  # whoever interrupts this does not wait for the rows that have not begun
+            progress(Counted(line, done=len(results), total=len(rows)))
+    finally:  # an interrupt does not wait for rows that have not started
         pool.shutdown(cancel_futures=True)
     return TimingsScore(
         source=str(timings.path),
         rows_in_file=len(timings.rows) + len(timings.unreadable),
         sampled=limit,
-        scored=tuple(one for one in found if isinstance(one, ScoredRow)),
+        scored=tuple(result for result in results if isinstance(result, ScoredRow)),
         left_out=(
             *timings.unreadable,
             *left_out,
-            *(one for one in found if isinstance(one, RowLeftOut)),
+            *(result for result in results if isinstance(result, RowLeftOut)),
         ),
     )
 
 
 def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[RowLeftOut]]:
-    """The newest of rows that measured one program at different times, and those left out.
+    """Return the newest row of each program, and the older ones as left out.
 
-    What is compiled here is made by one compiler, today's; the newest row is nearest to it.
+    Programs are compiled by today's compiler, to which the newest row is nearest.
     """
     programs: dict[str, list[MeasuredRow]] = defaultdict(list)
     for row in rows:
@@ -96,10 +96,10 @@ def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[RowLeft
 
 
 def sample(rows: Sequence[MeasuredRow], limit: int | None) -> list[MeasuredRow]:
-    """All rows of some cases of each op and generation, evenly from the fastest to the slowest.
+    """Return all rows of some cases per op and generation, evenly from the fastest to the slowest.
 
-    Cases that were measured by the same implementations are counted together, so that those with
-    a kernel and with XLA, which say which is faster, are among them wherever there are any.
+    Cases with the same implementations are sampled together, so that cases with both a kernel and
+    XLA are included wherever there are any.
     """
     cases: dict[str, list[MeasuredRow]] = defaultdict(list)
     for row in rows:
@@ -130,14 +130,16 @@ def _wanted(
                 f"no row measures {op!r}; the file has {', '.join(sorted(known))}."
                 + did_you_mean(op, known)
             )
-    found = [row for row in rows if (not ops or row.op in ops) and (not chips or row.chip in chips)]
-    if not found:
+    wanted = [
+        row for row in rows if (not ops or row.op in ops) and (not chips or row.chip in chips)
+    ]
+    if not wanted:
         measured = {row.device for row in rows}
         raise TPUValidationError(
             f"no row of those ops was measured on {', '.join(chips)}; the file has rows of "
             f"{', '.join(sorted(measured))}."
         )
-    return found
+    return wanted
 
 
 def _said(result: ScoredRow | RowLeftOut) -> str:

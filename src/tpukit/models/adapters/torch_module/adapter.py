@@ -1,8 +1,9 @@
-"""A PyTorch module behind the protocol that every model here stands behind."""
+"""The adapter of PyTorch modules."""
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,16 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ....errors import TPUModelError
+from ....errors import TPUError, TPUModelError
+from ....runtime.user_code import first_line, user_line
 from ...execution import Execution
-from ...loss.loss import Batch
+from ...loss import Batch
 from ...remat.policy import RematPolicy
 from ..protocol import Applied, ModelInputs, Variables
 from .arrays import to_array
 from .environment import require_torch, running
-from .layers import CheckpointedLayers
-from .placement import PlacedActivations, count_heads
-from .refusals import explained
+from .layers import CheckpointedLayers, PlacedActivations, count_heads
 from .state import ModuleState, attributes_restored
 
 # (module, tensors of the batch by name) -> outputs, or a loss.
@@ -29,12 +29,12 @@ Forward = Callable[[Any, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A module, and how it is called on a batch where that is not simply by its inputs.
+    """A module, and an optional function that calls it on a batch.
 
     Attributes:
         module: An `nn.Module`.
-        forward: (module, batch) -> outputs or a scalar loss, in torch; None calls the module on
-            the entries that a workload names as its inputs.
+        forward: (module, batch) -> outputs or a scalar loss, in torch; None calls the module with
+            the inputs of the workload.
     """
 
     module: Any
@@ -43,7 +43,7 @@ class TorchModel:
 
 @dataclass(frozen=True)
 class TorchAdapter:
-    """A module as two pure functions; names of parameters are torch's own."""
+    """A module as two pure functions; parameters have torch's names."""
 
     model: TorchModel
     inputs: ModelInputs
@@ -55,19 +55,19 @@ class TorchAdapter:
 
     @property
     def head_counts(self) -> dict[str, int] | None:
-        """How many heads there are, where the module says it."""
+        """Numbers of heads, or None where the module has no such configuration."""
         return count_heads(self.model.module)
 
     @property
     def initialised(self) -> bool:
-        """A module has values, unless it was made on torch's meta device."""
+        """Whether the module has values, unlike one on torch's meta device."""
         return self.state.has_values
 
     def init(self, rng: jax.Array) -> Variables:
-        """Copy the module's own values; while it is traced for shapes, nothing is copied.
+        """Return copies of the module's values, or zeros while it is traced for shapes.
 
         Raises:
-            TPUModelError: Values of a module on the meta device are asked for.
+            TPUModelError: The module is on the meta device and has no values.
         """
         if not isinstance(rng, Tracer) and self.initialised:
             parts = (self.state.trained, self.state.carried)
@@ -76,7 +76,7 @@ class TorchAdapter:
         if not isinstance(rng, Tracer):
             raise TPUModelError(
                 f"{type(self.model.module).__name__} is on torch's meta device and has no values "
-                "to train; build it without torch.device('meta') (to check it, shapes are enough)."
+                "to train; build it without torch.device('meta'), which is for checks only."
             )
         shapes = self.state.shapes()
         params, rest = (
@@ -87,7 +87,7 @@ class TorchAdapter:
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
-        """Run the module; buffers that it wrote to are its new state."""
+        """Run the module; the buffers it changed are its new state."""
         model = TorchModel(self.model.module, self._forward)
         outputs, state = run_module(
             model, self.state, variables, batch, rng=rng, remat=execution.remat
@@ -119,17 +119,17 @@ def run_module(
     rng: jax.Array,
     remat: RematPolicy,
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Run a module on other values than its own: a pure function.
+    """Run a module on given variables instead of its own; a pure function.
 
     Returns:
-        What its forward gave, with arrays for tensors, and the state that it carries on.
+        The outputs with arrays in place of tensors, and the new carried state.
 
     Raises:
-        TPUModelError: The module cannot be one program; the message names the line.
+        TPUModelError: The module cannot be traced; the message names the line.
     """
     module, forward = model.module, model.forward
     if forward is None:
-        raise TPUModelError("run_module() needs to know how the module is called.")
+        raise TPUModelError("run_module() needs a TorchModel with a forward function.")
     with running(rng) as environment, explained(module):
         tensors = environment.j2t_iso({**variables.params, **variables.model_state})
         held = {name_in(path): one for path, one in state.whole(tensors).items()}
@@ -154,29 +154,29 @@ def _refuse_writes(
     variables: Variables,
     held: Mapping[str, Any],
 ) -> None:
-    """Refuse a forward that writes to what comes in: nobody outside would see it."""
+    """Raise an error for a forward that changes its inputs, which the caller would not see."""
     before, after = jax.tree.leaves(dict(batch)), jax.tree.leaves(dict(given))
     kind = type(module).__name__
     if any(one is not tensor.jax() for one, tensor in zip(before, after, strict=True)):
         raise TPUModelError(
-            f"{kind} writes into its input in place, which its caller would not see here; write "
-            "into a copy: x = x.clone()."
+            f"{kind} changes its input in place, which its caller would not see; change a copy: "
+            "x = x.clone()."
         )
     for path, array in variables.params.items():
         if held[name_in(path)].jax() is not array:
             raise TPUModelError(
-                f"{kind} writes into its parameter {path.replace('/', '.')} in its forward; keep "
-                "what changes there in a buffer."
+                f"{kind} changes its parameter {path.replace('/', '.')} in its forward; use a "
+                "buffer for changing values."
             )
 
 
 def name_in(path: str) -> str:
-    """Return what a tensor is called in the module that `_call` makes around the user's own."""
+    """Return the name of a tensor in the module that `_call` wraps around the user's module."""
     return "module." + path.replace("/", ".")
 
 
 def plain_outputs(outputs: Any) -> Any:
-    """Return a model's outputs as plain trees; of a Hugging Face output its loss or its logits."""
+    """Return outputs as plain trees; a Hugging Face output becomes its loss or its logits."""
     if not hasattr(outputs, "to_tuple"):
         return outputs
     for name in ("loss", "logits", "last_hidden_state"):
@@ -199,7 +199,7 @@ def checkpoint_torch(model: Any, remat: RematPolicy) -> TorchModel:
 
 
 def _call(module: Any, forward: Forward, held: dict[str, Any], batch: Mapping[str, Any]) -> Any:
-    """Call `forward` on the module while it holds other tensors; `held` gets what it wrote."""
+    """Call `forward` on the module with the tensors of `held`, which is updated in place."""
     torch = require_torch("a PyTorch model")
 
     class Whole(torch.nn.Module):
@@ -213,3 +213,47 @@ def _call(module: Any, forward: Forward, held: dict[str, Any], batch: Mapping[st
     whole = Whole()
     whole.training = module.training
     return torch.func.functional_call(whole, held, (batch,), tie_weights=False)
+
+
+@contextmanager
+def explained(module: Any) -> Generator[None]:
+    """Convert errors of jax and torchax to errors with a fix.
+
+    Raises:
+        TPUModelError: The module branches on values, has shapes that depend on values, uses an
+            operation without lowering or gradient, uses a foreign tensor, or fails while traced.
+    """
+    name = type(module).__name__
+    try:
+        yield
+    except (TPUError, jax.errors.JaxRuntimeError):  # a runtime error comes after tracing
+        raise
+    except Exception as error:  # a user's module may raise anything
+        said = _said(error) or f"cannot be traced: {type(error).__name__}: {first_line(error)}"
+        where = f" ({line})" if (line := user_line(error)) else ""
+        raise TPUModelError(f"{name} {said}{where}.") from error
+
+
+def _said(error: Exception) -> str | None:
+    text = str(error)
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return (
+            "selects by a boolean mask, so a shape depends on values, and a TPU program has fixed "
+            "shapes: use torch.where, or a fixed number of indices"
+        )
+    if isinstance(
+        error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
+    ):
+        return (
+            "branches on the value of a tensor, which is unknown when the program is compiled: "
+            "use torch.where, or decide by shapes or settings"
+        )
+    if type(error).__name__ == "OperatorNotFound":
+        operation = text.removeprefix("Operator with name ").removesuffix(" has no lowering")
+        return f"uses {operation}, which has no lowering to jax; replace it by others"
+    if isinstance(error, AssertionError) and "mixed math" in text:
+        return (
+            "uses a tensor that is neither an input nor part of the module: register it with "
+            "register_buffer, or pass it as an input"
+        )
+    return None

@@ -1,4 +1,4 @@
-"""Tensors as arrays and back: without a copy where torch and jax share a memory."""
+"""Conversion between tensors and arrays, without a copy where torch and jax share memory."""
 
 from typing import Any
 
@@ -7,30 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ....parallel.rebalancing.reshard import move
+from ....parallel.rebalancing import move
 
-# What jax has no room for without its 64-bit mode, by torch's name, and what it becomes.
+# 64-bit formats, by torch's name, and the 32-bit formats that jax uses by default.
 NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def dtype_of(tensor: Any) -> Any:
-    """Return the format an array of this tensor has."""
+    """Return the dtype of the array that a tensor becomes."""
     name = str(tensor.dtype).removeprefix("torch.")
     return jnp.dtype(NARROWED.get(name, name))
 
 
 def shape_of(tensor: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and format of the array that a tensor becomes; it may have no values."""
+    """Return shape and dtype of the array that a tensor becomes; the tensor may have no values."""
     return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype_of(tensor))
 
 
 def to_array(tensor: Any, *, copy: bool = True) -> jax.Array:
-    """Return a tensor's values as an array, narrowed to what jax holds.
+    """Return a tensor's values as an array; 64-bit formats become 32-bit ones.
 
     Args:
-        tensor: On any device of torch that has values.
-        copy: False shares the memory where both can: it must then not be written to by torch
-            while the array is in use, nor be donated.
+        tensor: A tensor with values, on any device of torch.
+        copy: False shares memory where possible. Torch must then not change the tensor while the
+            array is in use, and the array must not be donated.
     """
     import torch
 
@@ -48,11 +48,11 @@ def to_array(tensor: Any, *, copy: bool = True) -> jax.Array:
 
 
 def to_tensor(array: jax.Array, *, dtype: Any = None) -> Any:
-    """Return an array's values as a tensor of torch's own, in `dtype` where one is given."""
+    """Return an array's values as a torch tensor, in `dtype` where one is given."""
     import torch
 
     if not array.is_fully_addressable and isinstance(array.sharding, NamedSharding):
-        # Every process asks for it at the same time.
+        # All processes do this at the same time.
         array = move(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
     if array.size == 0 or array.dtype == jnp.bool_:
         found = torch.from_numpy(np.array(array))
@@ -64,7 +64,7 @@ def to_tensor(array: jax.Array, *, dtype: Any = None) -> Any:
 
 
 def tensor_of_host(values: np.ndarray[Any, Any]) -> Any:
-    """Return numpy values as a tensor, also in formats that numpy has from elsewhere."""
+    """Return numpy values as a tensor, including formats of ml_dtypes."""
     import torch
 
     name = values.dtype.name

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and Kimi K2: latent attention, shared experts, leading dense layers."""
+"""DeepSeek V2 and V3, and Kimi K2: latent attention, shared experts, dense first layers."""
 
 import math
 from typing import Any
@@ -8,43 +8,50 @@ from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ...transformer.layer_pattern import spell_pattern
 from ..rope import read_rope, write_rope, yarn_growth
-from ..slots import usual_slots
-from ..tensors import Slot, halves_of_pairs
-from .family import Family, Json
+from ..tensors import TensorSlice, halves_of_pairs, usual_tensors
+from .family import ConfigEntry, Family, Json, Table, mlp_tensors, read_entries, write_entries
+
+_LATENT: Table = (
+    ConfigEntry("kv_rank", "kv_lora_rank"),
+    ConfigEntry(
+        "q_rank",
+        "q_lora_rank",
+        0,
+        read=lambda value: value or 0,
+        write=lambda value: value or None,
+    ),
+    ConfigEntry("nope_dim", "qk_nope_head_dim"),
+    ConfigEntry("rope_dim", "qk_rope_head_dim"),
+    ConfigEntry("v_dim", "v_head_dim"),
+)
+_EXPERTS: Table = (
+    ConfigEntry("n_experts", "n_routed_experts"),
+    ConfigEntry("experts_per_token", "num_experts_per_tok"),
+    ConfigEntry("expert_d_ff", "moe_intermediate_size"),
+    ConfigEntry("router_scale", "routed_scaling_factor", 1.0, read=float),
+)
+_BALANCE: Table = (ConfigEntry("router_balance_weight", "aux_loss_alpha", 0.001),)
 
 
 def _read(data: Json) -> dict[str, Any]:
     leading = min(data.get("first_k_dense_replace", 0), data["num_hidden_layers"])
     order = ["dense"] * leading + ["moe"] * (data["num_hidden_layers"] - leading)
     width = data["moe_intermediate_size"]
-    experts = {
-        "n_experts": data["n_routed_experts"],
-        "experts_per_token": data["num_experts_per_tok"],
-        "expert_d_ff": width,
-        "shared_d_ff": width * (data.get("n_shared_experts") or 0),
-        "router_scale": float(data.get("routed_scaling_factor", 1.0)),
-    }
-    latent = {
-        "kv_rank": data["kv_lora_rank"],
-        "q_rank": data.get("q_lora_rank") or 0,
-        "nope_dim": data["qk_nope_head_dim"],
-        "rope_dim": data["qk_rope_head_dim"],
-        "v_dim": data["v_head_dim"],
-    }
+    shared = {"shared_d_ff": width * (data.get("n_shared_experts") or 0)}
     return {
         **read_rope(data),
+        **read_entries(_BALANCE, data),
         "n_kv_heads": data["num_attention_heads"],
         "head_dim": data["qk_nope_head_dim"] + data["qk_rope_head_dim"],
-        "latent": latent,
+        "latent": read_entries(_LATENT, data),
         "attention_scale": _scale(data),
-        "router_balance_weight": data.get("aux_loss_alpha", 0.001),
-        "layer_kinds": {"dense": {}, "moe": experts},
+        "layer_kinds": {"dense": {}, "moe": {**read_entries(_EXPERTS, data), **shared}},
         "layer_pattern": spell_pattern(order),
     }
 
 
 def _scale(data: Json) -> float | None:
-    """Scores grow with the context they are stretched to, where a file says by how much."""
+    """Return the scale of scores, which YaRN with `mscale_all_dim` makes larger; else None."""
     scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
     weight = scaling.get("mscale_all_dim")
     if not weight or (scaling.get("rope_type") or scaling.get("type")) == "default":
@@ -62,7 +69,7 @@ def _read_v2(data: Json) -> dict[str, Any]:
             "group_limited_greedy."
         )
     experts = fields["layer_kinds"]["moe"]
-    # transformers never normalises the weights of V2, whatever the file says.
+    # transformers never normalises the weights of V2, even where the file has norm_topk_prob.
     experts |= {"router_normalize": False}
     if method == "group_limited_greedy":
         experts |= {
@@ -96,20 +103,13 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         return {}
     return {
         "rope_parameters": _rope(config),
-        "kv_lora_rank": latent.kv_rank,
-        "q_lora_rank": latent.q_rank or None,
-        "qk_nope_head_dim": latent.nope_dim,
-        "qk_rope_head_dim": latent.rope_dim,
+        **write_entries(_LATENT, latent),
         "qk_head_dim": latent.qk_dim,
-        "v_head_dim": latent.v_dim,
         "head_dim": latent.rope_dim,
-        "n_routed_experts": moe.n_experts,
-        "num_experts_per_tok": moe.experts_per_token,
-        "moe_intermediate_size": moe.expert_d_ff,
+        **write_entries(_EXPERTS, moe),
         "n_shared_experts": moe.shared_d_ff // max(1, moe.expert_d_ff),
-        "routed_scaling_factor": moe.router_scale,
         "norm_topk_prob": moe.router_normalize,
-        "aux_loss_alpha": config.router_balance_weight,
+        **write_entries(_BALANCE, config),
         "first_k_dense_replace": sum(kind == "dense" for kind in config.layer_order),
         "n_group": moe.router_groups or 1,
         "topk_group": moe.router_groups_kept or 1,
@@ -140,42 +140,43 @@ def _rope(config: TransformerConfig) -> dict[str, Any]:
     return {**rope, "mscale": weight, "mscale_all_dim": weight}
 
 
-def _slots(layer: LayerConfig, d_model: int, data: Json) -> dict[str, Slot]:
-    slots = usual_slots(layer, d_model)
+def _tensors(layer: LayerConfig, d_model: int, data: Json) -> dict[str, TensorSlice]:
     latent = layer.latent
     assert latent is not None
-    names = {"q_a_norm": "q_a_layernorm", "kv_a_norm": "kv_a_layernorm"}
-    for ours, theirs in names.items():
-        slots[f"self_attention/{ours}/scale"] = Slot(f"self_attn.{theirs}.weight")
     queries = "q_b_proj" if latent.q_rank else "q_proj"
-    turned, shared = None, None
+    query_channels, key_channels = None, None
     if data.get("rope_interleave", True):
-        turned = halves_of_pairs(latent.rope_dim, heads=layer.n_heads, before=latent.nope_dim)
-        shared = halves_of_pairs(latent.rope_dim, before=latent.kv_rank)
-    slots[f"self_attention/{queries}/kernel"] = Slot(
-        f"self_attn.{queries}.weight", True, part=turned
-    )
-    slots["self_attention/kv_a_proj/kernel"] = Slot(
-        "self_attn.kv_a_proj_with_mqa.weight", True, part=shared
-    )
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        slots[f"mlp/shared/{name}/kernel"] = Slot(f"mlp.shared_experts.{name}.weight", True)
-    slots["mlp/router/choice_bias"] = Slot("mlp.gate.e_score_correction_bias")
-    return slots
+        query_channels = halves_of_pairs(
+            latent.rope_dim, heads=layer.n_heads, before=latent.nope_dim
+        )
+        key_channels = halves_of_pairs(latent.rope_dim, before=latent.kv_rank)
+    return {
+        **usual_tensors(layer, d_model),
+        "self_attention/q_a_norm/scale": TensorSlice("self_attn.q_a_layernorm.weight"),
+        "self_attention/kv_a_norm/scale": TensorSlice("self_attn.kv_a_layernorm.weight"),
+        f"self_attention/{queries}/kernel": TensorSlice(
+            f"self_attn.{queries}.weight", True, part=query_channels
+        ),
+        "self_attention/kv_a_proj/kernel": TensorSlice(
+            "self_attn.kv_a_proj_with_mqa.weight", True, part=key_channels
+        ),
+        **mlp_tensors("mlp/shared", "mlp.shared_experts"),
+        "mlp/router/choice_bias": TensorSlice("mlp.gate.e_score_correction_bias"),
+    }
 
 
-DEEPSEEK_V2 = Family("deepseek_v2", "DeepseekV2ForCausalLM", _read_v2, _write_v2, _slots)
+DEEPSEEK_V2 = Family("deepseek_v2", "DeepseekV2ForCausalLM", _read_v2, _write_v2, _tensors)
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     _read_v3,
     _write_v3,
-    _slots,
+    _tensors,
     also=("kimi_k2",),
     prediction={
-        "embed_norm/scale": Slot("enorm.weight"),
-        "hidden_norm/scale": Slot("hnorm.weight"),
-        "proj/kernel": Slot("eh_proj.weight", transposed=True),
-        "final_norm/scale": Slot("shared_head.norm.weight"),
+        "embed_norm/scale": TensorSlice("enorm.weight"),
+        "hidden_norm/scale": TensorSlice("hnorm.weight"),
+        "proj/kernel": TensorSlice("eh_proj.weight", transposed=True),
+        "final_norm/scale": TensorSlice("shared_head.norm.weight"),
     },
 )

@@ -1,6 +1,6 @@
-"""What a family of Hugging Face models is: how its files are read and written."""
+"""A family of Hugging Face models: tables that map `config.json` to our fields and back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +8,7 @@ from ....errors import TPUModelError
 from ...transformer.config import TransformerConfig
 from ...transformer.field_types import MOST_LAYERS, MOST_SIZE
 from ...transformer.layer_config import LayerConfig
-from ..slots import usual_slots
-from ..tensors import LayerSlots, Slot
+from ..tensors import LayerTensors, TensorSlice, usual_tensors
 
 Json = Mapping[str, Any]
 _NEEDED = (
@@ -21,16 +20,85 @@ _COUNTS = (
     *("decoder_sparse_step", "interleave_moe_layer_step", "full_attention_interval"),
     *("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
 )
-ACTIVATIONS = {
+_ACTIVATIONS = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu",
     "gelu_tanh": "gelu",
     "relu": "relu",
 }
+_REQUIRED = object()
 
 
-def _slots(layer: LayerConfig, d_model: int, data: Json) -> dict[str, Slot]:
-    return usual_slots(layer, d_model)
+@dataclass(frozen=True)
+class ConfigEntry:
+    """One of our fields and its entry in `config.json`.
+
+    Attributes:
+        field: The name of our field.
+        key: The name of the entry.
+        default: The value of a missing entry; without one a missing entry is an error.
+        read: Converts the entry to our value.
+        write: Converts our value to the entry.
+    """
+
+    field: str
+    key: str
+    default: Any = _REQUIRED
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+
+
+Table = tuple[ConfigEntry, ...]
+
+
+def read_entries(table: Table, data: Json) -> dict[str, Any]:
+    """Return our fields from the entries of a `config.json`.
+
+    Raises:
+        KeyError: An entry without a default is missing.
+    """
+    return {
+        entry.field: entry.read(
+            data[entry.key] if entry.default is _REQUIRED else data.get(entry.key, entry.default)
+        )
+        for entry in table
+    }
+
+
+def write_entries(table: Table, source: object) -> dict[str, Any]:
+    """Return the entries that `read_entries` turns back into the fields of `source`."""
+    return {entry.key: entry.write(getattr(source, entry.field)) for entry in table}
+
+
+# Entries that almost every family has.
+USUAL: Table = (
+    ConfigEntry("n_layers", "num_hidden_layers"),
+    ConfigEntry("d_model", "hidden_size"),
+    ConfigEntry("d_ff", "intermediate_size"),
+    ConfigEntry("n_heads", "num_attention_heads"),
+    ConfigEntry("head_dim", "head_dim", 0, read=lambda value: value or 0),
+    ConfigEntry("vocab_size", "vocab_size"),
+    ConfigEntry("max_seq_len", "max_position_embeddings", 2048),
+    ConfigEntry("norm_eps", "rms_norm_eps", 1e-6),
+    ConfigEntry("tied_embeddings", "tie_word_embeddings", False, read=bool),
+    ConfigEntry(
+        "attention_bias",
+        "attention_bias",
+        False,
+        read=lambda value: "qkvo" if value else None,
+        write=lambda value: value == "qkvo",
+    ),
+    ConfigEntry("mlp_bias", "mlp_bias", False, read=bool),
+)
+
+
+def balance_weight(default: float) -> ConfigEntry:
+    """Return the entry of the router's balance loss."""
+    return ConfigEntry("router_balance_weight", "router_aux_loss_coef", default)
+
+
+def _usual_tensors(layer: LayerConfig, d_model: int, data: Json) -> dict[str, TensorSlice]:
+    return usual_tensors(layer, d_model)
 
 
 @dataclass(frozen=True)
@@ -38,40 +106,40 @@ class Family:
     """One `model_type` of Hugging Face.
 
     Attributes:
-        model_type: As `config.json` has it.
-        architecture: The class that transformers makes of it.
-        read: The fields of a `TransformerConfig` that a `config.json` describes.
-        write: The entries of `config.json` that `read` needs beside the usual ones.
-        slots: Where the parameters of a layer lie in a checkpoint.
-        also: Other names of it: that of a model whose text part it is, or of a copy.
-        prediction: Where a depth of multi-token prediction has what is beside its layer; those
-            depths are stored as layers after the last.
+        model_type: The value of the entry `model_type`.
+        architecture: The class in transformers.
+        read: Returns the fields that differ from the `USUAL` table.
+        write: Returns the entries that `read` needs.
+        tensors: Returns the checkpoint tensor of every parameter of a layer.
+        also: Other model types that are read the same way, such as a multimodal model's.
+        prediction: The tensors that multi-token prediction has beside its layers, which are
+            stored after the last layer.
     """
 
     model_type: str
     architecture: str
     read: Callable[[Json], dict[str, Any]]
     write: Callable[[TransformerConfig], dict[str, Any]]
-    slots: Callable[[LayerConfig, int, Json], dict[str, Slot]] = _slots
+    tensors: Callable[[LayerConfig, int, Json], dict[str, TensorSlice]] = _usual_tensors
     also: tuple[str, ...] = ()
-    prediction: Mapping[str, Slot] = field(default_factory=dict[str, Slot])
+    prediction: Mapping[str, TensorSlice] = field(default_factory=dict[str, TensorSlice])
 
-    def slots_of(self, config: TransformerConfig, data: Json) -> LayerSlots:
-        """Where everything of the layers lies in a checkpoint."""
+    def layer_tensors(self, config: TransformerConfig, data: Json) -> LayerTensors:
+        """Return the checkpoint tensors of all kinds of layers."""
         kinds = {
-            kind: self.slots(layer, config.d_model, data) for kind, layer in config.kinds.items()
+            kind: self.tensors(layer, config.d_model, data) for kind, layer in config.kinds.items()
         }
-        return LayerSlots(kinds, self.prediction)
+        return LayerTensors(kinds, self.prediction)
 
     def config(self, data: Json) -> TransformerConfig:
-        """The transformer that a `config.json` describes.
+        """Return the transformer that a `config.json` describes.
 
         Raises:
-            TPUModelError: An entry is missing, or says what is not known here.
+            TPUModelError: An entry is missing or has an unsupported value.
         """
         _check_counts(data, self.model_type)
         try:
-            return TransformerConfig(**{**usual_fields(data), **self.read(data)})
+            return TransformerConfig(**{**_usual_fields(data), **self.read(data)})
         except KeyError as missing:
             raise TPUModelError(
                 f"config.json of model_type '{self.model_type}' has no {missing}; it is not a "
@@ -81,21 +149,22 @@ class Family:
             empty = ", ".join(key for key, value in data.items() if value is None) or "none"
             raise TPUModelError(
                 f"config.json of model_type '{self.model_type}' has an entry of another type than "
-                f"its model needs ({wrong}); those that are null: {empty}."
+                f"its model needs ({wrong}); entries that are null: {empty}."
             ) from None
 
     def json(self, config: TransformerConfig) -> dict[str, Any]:
-        """The `config.json` that `config` reads back."""
+        """Return the `config.json` that `config` reads back."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
-            **usual_entries(config),
+            **write_entries(USUAL, config),
+            "num_key_value_heads": config.n_kv_heads,
+            "hidden_act": write_activation(config.activation),
             **self.write(config),
         }
 
 
 def _check_counts(data: Json, model_type: str) -> None:
-    """Refuse counts that no list of layers can be made of."""
     for name in _COUNTS:
         most = MOST_LAYERS if name == "num_hidden_layers" else MOST_SIZE
         value = data.get(name)
@@ -108,72 +177,65 @@ def _check_counts(data: Json, model_type: str) -> None:
             )
 
 
-def usual_fields(data: Json) -> dict[str, Any]:
-    """What almost every `config.json` says in the same words."""
+def _usual_fields(data: Json) -> dict[str, Any]:
     return {
         "name": str(data.get("_name_or_path") or data.get("model_type")),
-        "n_layers": data["num_hidden_layers"],
-        "d_model": data["hidden_size"],
-        "d_ff": data["intermediate_size"],
-        "n_heads": data["num_attention_heads"],
+        **read_entries(USUAL, data),
         "n_kv_heads": data.get("num_key_value_heads") or data["num_attention_heads"],
-        "head_dim": data.get("head_dim") or 0,
-        "vocab_size": data["vocab_size"],
-        "max_seq_len": data.get("max_position_embeddings", 2048),
-        "norm_eps": data.get("rms_norm_eps", 1e-6),
-        "activation": read_activation(data),
-        "tied_embeddings": bool(data.get("tie_word_embeddings", False)),
-        "attention_bias": "qkvo" if data.get("attention_bias") else None,
-        "mlp_bias": bool(data.get("mlp_bias", False)),
+        "activation": _read_activation(data),
     }
 
 
-def usual_entries(config: TransformerConfig) -> dict[str, Any]:
-    """What `usual_fields` reads back."""
-    c = config
-    return {
-        "num_hidden_layers": c.n_layers,
-        "hidden_size": c.d_model,
-        "intermediate_size": c.d_ff,
-        "num_attention_heads": c.n_heads,
-        "num_key_value_heads": c.n_kv_heads,
-        "head_dim": c.head_dim,
-        "vocab_size": c.vocab_size,
-        "max_position_embeddings": c.max_seq_len,
-        "rms_norm_eps": c.norm_eps,
-        "hidden_act": write_activation(c.activation),
-        "tie_word_embeddings": c.tied_embeddings,
-        "attention_bias": c.attention_bias == "qkvo",
-        "mlp_bias": c.mlp_bias,
-    }
-
-
-def read_activation(data: Json) -> str:
-    """Our name of the activation.
-
-    Raises:
-        TPUModelError: It is not one that layers here have.
-    """
+def _read_activation(data: Json) -> str:
     given = data.get("hidden_activation") or data.get("hidden_act") or "silu"
-    if given not in ACTIVATIONS:
+    if given not in _ACTIVATIONS:
         raise TPUModelError(
-            f"hidden_act '{given}' is not supported; supported are {', '.join(ACTIVATIONS)}."
+            f"hidden_act '{given}' is not supported; supported are {', '.join(_ACTIVATIONS)}."
         )
-    return ACTIVATIONS[given]
+    return _ACTIVATIONS[given]
 
 
 def write_activation(activation: str) -> str:
-    """Their name of it; what it has none for is a matter of the family."""
-    return next((name for name, ours in ACTIVATIONS.items() if ours == activation), "silu")
+    """Return the name in transformers; families write activations that have none themselves."""
+    return next((name for name, ours in _ACTIVATIONS.items() if ours == activation), "silu")
 
 
-def kind_of_types(data: Json, names: Mapping[str, str], *, default: str) -> list[str]:
-    """For each layer the kind we call it, by the types that `config.json` lists."""
+def kinds_by_type(data: Json, names: Mapping[str, str], *, default: str) -> list[str]:
+    """Return our kind of every layer for the `layer_types` of a `config.json`.
+
+    Raises:
+        TPUModelError: A type is unknown.
+    """
     listed = data.get("layer_types") or [default] * data["num_hidden_layers"]
-    unknown = [one for one in listed if one not in names]
+    unknown = [layer_type for layer_type in listed if layer_type not in names]
     if unknown:
         raise TPUModelError(
-            f"layer_types has '{unknown[0]}', which is not known here; known are "
+            f"layer_types has '{unknown[0]}', which is not supported; supported are "
             f"{', '.join(names)}."
         )
-    return [names[one] for one in listed[: data["num_hidden_layers"]]]
+    return [names[layer_type] for layer_type in listed[: data["num_hidden_layers"]]]
+
+
+def mlp_tensors(path: str, name: str) -> dict[str, TensorSlice]:
+    """Return the three matrices of a gated MLP at `path`, called `name` in the checkpoint."""
+    return {
+        f"{path}/{matrix}/kernel": TensorSlice(f"{name}.{matrix}.weight", transposed=True)
+        for matrix in ("gate_proj", "up_proj", "down_proj")
+    }
+
+
+def side_by_side(
+    name: str, paths: Iterable[str], width: int, *, axis: int = 0, transposed: bool = False
+) -> dict[str, TensorSlice]:
+    """Return parameters that one tensor holds one after the other, `width` entries each."""
+    paths = list(paths)
+    return {
+        path: TensorSlice(
+            name,
+            transposed,
+            axis=axis,
+            part=slice(number * width, (number + 1) * width),
+            axis_size=len(paths) * width,
+        )
+        for number, path in enumerate(paths)
+    }

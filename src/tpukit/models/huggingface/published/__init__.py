@@ -1,1 +1,1 @@
-"""Quantized checkpoints as they are published: one file a format, all behind one protocol."""
+"""Published formats of quantized checkpoints, behind one protocol."""

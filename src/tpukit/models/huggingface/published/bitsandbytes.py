@@ -1,4 +1,4 @@
-"""bitsandbytes: eight bits by rows, and four bits by a table of sixteen numbers."""
+"""bitsandbytes: int8 with a scale per row, and 4-bit codes with a table of 16 values."""
 
 from typing import Any
 
@@ -6,9 +6,8 @@ import numpy as np
 
 from ....errors import TPUModelError
 from ....plain_data import parse_json
-from .mxfp4 import codes_of
-from .scheme import FLOATS, Json, Scheme, Tensors, take
-from .weight import PublishedWeight
+from .float_formats import codes_of
+from .scheme import FLOATS, Json, PublishedWeight, Scheme, Tensors, take
 
 _KINDS = ("nf4", "fp4")
 _SIXTEEN = 16
@@ -17,12 +16,12 @@ _MOST_STATE_BYTES = 1 << 16
 
 
 class BitsAndBytes:
-    """What bitsandbytes writes through transformers.
+    """The tensors that bitsandbytes writes through transformers.
 
-    Eight bits: `weight` int8 (out, in) and `SCB` (out,), the largest magnitude of each row. Four:
-    `weight` uint8, two codes a byte with the higher bits first; `weight.quant_map`, what codes
-    stand for; `weight.absmax` for every 64 of them, itself perhaps quantized to eight bits; and
-    `weight.quant_state.bitsandbytes__nf4`, JSON.
+    8-bit: `weight` int8 (out, in) and `SCB` (out,), the largest magnitude of each row. 4-bit:
+    `weight` uint8, two codes per byte with the higher bits first; `weight.quant_map`, the values of
+    the codes; `weight.absmax`, a scale per 64 values that may be quantized to uint8; and the JSON
+    `weight.quant_state.bitsandbytes__nf4`.
     """
 
     methods = ("bitsandbytes",)
@@ -41,7 +40,7 @@ class BitsAndBytes:
             )
         kind = config.get("bnb_4bit_quant_type", "fp4")
         if kind not in _KINDS:
-            raise TPUModelError(f"bnb_4bit_quant_type={kind!r} is not known; nf4 and fp4 are.")
+            raise TPUModelError(f"bnb_4bit_quant_type={kind!r}; expected nf4 or fp4.")
         nested = bool(config.get("bnb_4bit_use_double_quant", False))
         return Scheme(
             method="bitsandbytes",
@@ -58,8 +57,8 @@ class BitsAndBytes:
             rows = take(tensors, f"{name.removesuffix('weight')}SCB", FLOATS)
             if values.dtype != np.int8 or values.ndim != 2:
                 raise TPUModelError(
-                    f"'{name}' is {values.dtype}{list(values.shape)}; expected int8 (out, in), "
-                    "which is how bitsandbytes saves rows."
+                    f"'{name}' is {values.dtype}{list(values.shape)}; expected int8 (out, in), the "
+                    "8-bit layout of bitsandbytes."
                 )
             scales = rows.astype(np.float32).reshape(-1, 1) / np.float32(_INT8_LARGEST)
             return PublishedWeight(values, scales, (1, values.shape[1]))
@@ -68,8 +67,8 @@ class BitsAndBytes:
         table = take(tensors, f"{name}.quant_map", FLOATS).astype(np.float32)
         if table.shape != (_SIXTEEN,) or values.size * 2 != rows * columns:
             raise TPUModelError(
-                f"'{name}' has {values.size} bytes and a table of {table.shape} for a matrix of "
-                f"{rows}×{columns}; they do not belong together."
+                f"'{name}' has {values.size} bytes and a table of {table.shape}, which do not "
+                f"match a matrix of {rows}×{columns}; download it again."
             )
         codes = codes_of(values.view(np.uint8).reshape(-1), low_first=False)
         return _by_rows(
@@ -80,12 +79,12 @@ class BitsAndBytes:
 def _by_rows(
     values: np.ndarray, scales: np.ndarray, block: int, shape: tuple[int, int]
 ) -> PublishedWeight:
-    """Blocks run on from row to row; where a row ends within one, each value gets its scale."""
+    """Return the weight of blocks over rows; where blocks cross rows, every value has a scale."""
     needed = -(-values.size // block)
     if scales.shape != (needed,):
         raise TPUModelError(
-            f"{scales.shape} scales for {values.size} values in blocks of {block}; expected "
-            f"{needed}."
+            f"there are {scales.shape} scales for {values.size} values in blocks of {block}; "
+            f"expected {needed}."
         )
     if shape[1] % block:
         each = np.repeat(scales, block)[: values.size].reshape(shape)
@@ -102,8 +101,8 @@ def _absmax(name: str, state: Json, tensors: Tensors) -> np.ndarray:
     block, offset = state["nested_blocksize"], np.float32(state["nested_offset"])
     if stored.dtype != np.uint8 or table.shape != (256,) or len(outer) * block < len(stored):
         raise TPUModelError(
-            f"the scales of '{name}' are {stored.dtype}[{len(stored)}] by a table of {table.shape} "
-            f"and {len(outer)} scales of their own; they do not belong together."
+            f"the scales of '{name}' are {stored.dtype}[{len(stored)}] with a table of "
+            f"{table.shape} and {len(outer)} nested scales, which do not match; download it again."
         )
     return table[stored] * np.repeat(outer, block)[: len(stored)] + offset
 

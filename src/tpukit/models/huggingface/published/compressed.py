@@ -1,14 +1,22 @@
-"""compressed-tensors: integers and floats as llm-compressor writes them for vLLM."""
+"""compressed-tensors: the integers and floats that llm-compressor writes for vLLM."""
 
 from typing import Any, cast
 
 import numpy as np
 
 from ....errors import TPUModelError
-from .fp8 import scaled_blocks
-from .mxfp4 import GROUP, LEVELS, codes_of, powers_of_two
-from .scheme import FLOATS, Activations, Json, Scheme, Tensors, group_size, take, unpack_bits
-from .weight import PublishedWeight
+from .float_formats import GROUP, LEVELS, codes_of, powers_of_two, scaled_blocks
+from .scheme import (
+    FLOATS,
+    Activations,
+    Json,
+    PublishedWeight,
+    Scheme,
+    Tensors,
+    group_size,
+    take,
+    unpack_bits,
+)
 
 _PACKED, _MX = "pack-quantized", "mxfp4-pack-quantized"
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
@@ -19,10 +27,10 @@ _ACTIVATIONS: dict[tuple[Any, Any], Activations] = {
 
 
 class CompressedTensors:
-    """`weight_packed` or `weight` (out, in), with `weight_scale` and perhaps `weight_zero_point`.
+    """`weight_packed` or `weight` (out, in), with `weight_scale` and optional `weight_zero_point`.
 
-    Packed values are int32 words along the inputs, 2^(bits-1) more than they are, and their zero
-    points words along the outputs; `weight_shape` is the shape of the matrix.
+    Packed values are int32 words along the inputs with an offset of 2^(bits-1). Their zero points
+    are packed along the outputs. `weight_shape` is the shape of the matrix.
     """
 
     methods = ("compressed-tensors",)
@@ -37,12 +45,12 @@ class CompressedTensors:
         if not found or unknown:
             raise TPUModelError(
                 f"compressed-tensors of format {' and '.join(sorted(unknown)) or None} are not "
-                f"read; {', '.join((_PACKED, *_PLAIN, _MX))} are."
+                f"supported; expected {', '.join((_PACKED, *_PLAIN, _MX))}."
             )
-        # What most matrices have comes first; the tensors themselves say which each one has.
+        # The first group covers most matrices; decoding looks at the tensors of each matrix.
         weights, inputs = found[0].get("weights"), found[0].get("input_activations")
         if not weights:
-            raise TPUModelError("quantization_config names no weights that are quantized.")
+            raise TPUModelError("quantization_config has no quantized weights.")
         return _scheme(weights, inputs or {}, sorted(packings)[0])
 
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
@@ -56,8 +64,8 @@ class CompressedTensors:
             scales = tensors.read(f"{name}_scale")
             if scales.dtype != np.uint8:
                 raise TPUModelError(
-                    f"'{name}_scale' is {scales.dtype}; four-bit floats are read with uint8 "
-                    "exponents (MXFP4). NVFP4, with float8 scales, is not read."
+                    f"'{name}_scale' is {scales.dtype}; expected uint8 exponents (MXFP4). NVFP4, "
+                    "with float8 scales, is not supported."
                 )
             levels = LEVELS[codes_of(packed, low_first=True)]
             return PublishedWeight(levels, powers_of_two(scales, name), (1, GROUP))
@@ -67,7 +75,10 @@ class CompressedTensors:
 def _scheme(weights: Json, inputs: Json, packing: str) -> Scheme:
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     if (kind, bits) not in {*(("int", n) for n in range(2, 9)), ("float", 8), ("float", 4)}:
-        raise TPUModelError(f"weights of type {kind!r} with {bits!r} bits are not read here.")
+        raise TPUModelError(
+            f"weights of type {kind!r} with {bits!r} bits are not supported; expected int with 2 "
+            "to 8 bits, or float with 8 or 4."
+        )
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
     sides = cast("Any", weights.get("block_structure") or [128, 128])
     blocks: dict[str, tuple[int | None, int | None]] = {
@@ -77,7 +88,9 @@ def _scheme(weights: Json, inputs: Json, packing: str) -> Scheme:
         "block": (sides[0], sides[1]),
     }
     if strategy not in blocks:
-        raise TPUModelError(f"scales by '{strategy}' are not read; {', '.join(blocks)} are.")
+        raise TPUModelError(
+            f"scales by '{strategy}' are not supported; expected {', '.join(blocks)}."
+        )
     symmetric = bool(weights.get("symmetric", True))
     narrow = "float8_e4m3fn" if bits == 8 else "float4_e2m1fn"
     integers = f"int{bits}" if symmetric else f"uint{bits}"
@@ -99,18 +112,18 @@ def _packed(name: str, scheme: Scheme, packed: np.ndarray, tensors: Tensors) -> 
     shape = take(tensors, f"{name}_shape", "int32 int64", 1).tolist()
     if len(shape) != 2 or shape[0] != packed.shape[0]:
         raise TPUModelError(
-            f"'{name}_packed' is {packed.shape} and '{name}_shape' says {shape}; they do not "
-            "belong together."
+            f"'{name}_packed' is {packed.shape}, which does not match '{name}_shape' {shape}; "
+            "download it again."
         )
     rows, columns = shape
     words = packed.shape[1]
-    # Where a checkpoint has several schemes, the words say which one a matrix has.
+    # Where a checkpoint has several schemes, the number of words determines a matrix's bits.
     widths = (scheme.bits, *range(2, 9))
     bits = next((n for n in widths if columns and -(-columns * n // 32) == words), None)
     if bits is None:
         raise TPUModelError(
-            f"'{name}_packed' has {words} words for {columns} inputs, which is no whole number of "
-            "bits; weights and shape do not belong together."
+            f"'{name}_packed' has {words} words for {columns} inputs, which matches no number of "
+            "bits from 2 to 8; download it again."
         )
     middle = 1 << (bits - 1)
     values = unpack_bits(packed, bits, columns) - middle
@@ -129,7 +142,7 @@ def _packed(name: str, scheme: Scheme, packed: np.ndarray, tensors: Tensors) -> 
 
 
 def _zeros(name: str, tensors: Tensors, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The zero points; None where all are 0, which floats have in a format of their own."""
+    """Return the zero points, or None where all are 0, as for floats."""
     if f"{name}_zero_point" not in tensors:
         return None
     found = tensors.read(f"{name}_zero_point")
@@ -138,6 +151,6 @@ def _zeros(name: str, tensors: Tensors, shape: tuple[int, ...]) -> np.ndarray | 
     found = take(tensors, f"{name}_zero_point", "int8")
     if found.size != np.prod(shape):
         raise TPUModelError(
-            f"'{name}_zero_point' has {found.size} numbers; scales of {shape} have one each."
+            f"'{name}_zero_point' has {found.size} numbers; expected one per scale of {shape}."
         )
     return found.reshape(shape)

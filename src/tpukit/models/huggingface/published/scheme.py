@@ -1,36 +1,130 @@
-"""What a `quantization_config` says, and the protocol of what reads such weights."""
+"""Quantized checkpoint formats: their settings, the protocol of a format, and a decoded weight."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ....errors import TPUModelError
-from .weight import PublishedWeight
+
+EXACT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
+
+
+@dataclass(frozen=True)
+class PublishedWeight:
+    """Values of one or more (out, in) matrices with a scale per block.
+
+    The matrix is `(values - zeros) * scales`, with scales and zeros broadcast over their blocks.
+
+    Attributes:
+        values: (..., out, in) integers, float8 numbers, or values of codes.
+        scales: (..., block rows, block columns), one per block.
+        block: Rows and columns of values that share a scale; the last block may be smaller.
+        zeros: Zero points in the shape of the scales, or None.
+        groups: The column of scales for each input, where it is not the column of its block.
+        transposed: Whether the model has the matrix as (in, out), as experts of GPT-OSS.
+    """
+
+    values: np.ndarray
+    scales: np.ndarray
+    block: tuple[int, int]
+    zeros: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.values.size or not self.scales.size:
+            raise TPUModelError(
+                f"values are {self.values.shape} and scales {self.scales.shape}, which are empty; "
+                "download the file again."
+            )
+        *before, rows, columns = self.values.shape
+        grid = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+        if self.groups is not None:
+            grid = (grid[0], self.scales.shape[-1])
+            if self.groups.shape != (columns,) or not _within(self.groups, grid[1]):
+                raise TPUModelError(
+                    f"the groups of inputs are {self.groups.shape} numbers up to "
+                    f"{int(self.groups.max(initial=0))}; expected {columns} below {grid[1]}."
+                )
+        expected = (*before, *grid)
+        for name, found in (("scales", self.scales), ("zero points", self.zeros)):
+            if found is not None and found.shape != expected:
+                raise TPUModelError(
+                    f"{name} are {found.shape}; expected {expected} for values of "
+                    f"{self.values.shape} in blocks of {self.block[0]}×{self.block[1]}."
+                )
+        if not np.isfinite(self.scales.astype(np.float32)).all():
+            raise TPUModelError("some scales are not finite; the file is damaged.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix in the model."""
+        *before, rows, columns = self.values.shape
+        return (*before, columns, rows) if self.transposed else (*before, rows, columns)
+
+    @cached_property
+    def signed(self) -> np.ndarray:
+        """Integer values minus their zero points; other values unchanged."""
+        if self.zeros is None:
+            return self.values
+        return self.values.astype(np.int16) - self.spread(self.zeros.astype(np.int16))
+
+    @cached_property
+    def exact(self) -> np.dtype | None:
+        """The narrowest of bfloat16 and float32 that represents every number, or None."""
+        wide = self._wide()
+        held = (dtype for dtype in EXACT_DTYPES if (wide.astype(dtype) == wide).all())
+        return next(held, None)
+
+    def dequantize(self, dtype: DTypeLike = ml_dtypes.bfloat16) -> np.ndarray:
+        """Return the matrix, rounded once from exact products."""
+        found = self._wide().astype(dtype)
+        return np.swapaxes(found, -1, -2) if self.transposed else found
+
+    def spread(self, of_blocks: np.ndarray) -> np.ndarray:
+        """Return numbers per block broadcast to one number per value."""
+        rows, columns = self.values.shape[-2:]
+        tall = np.repeat(of_blocks, self.block[0], axis=-2)[..., :rows, :]
+        if self.groups is not None:
+            return tall[..., self.groups]
+        return np.repeat(tall, self.block[1], axis=-1)[..., :columns]
+
+    def _wide(self) -> np.ndarray:
+        # 53 bits hold every product of a narrow value with a float32 scale.
+        return self.signed.astype(np.float64) * self.spread(self.scales.astype(np.float64))
+
+
+def _within(numbers: np.ndarray, end: int) -> bool:
+    return bool(((numbers >= 0) & (numbers < end)).all())
+
 
 Json = Mapping[str, Any]
 Activations = Literal["bfloat16", "int8", "float8_e4m3fn"]
 WORD_BITS = 32
-# Formats that scales have.
+# Formats of scales.
 FLOATS = "float16 bfloat16 float32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a checkpoint's matrices are quantized.
+    """The quantization settings of a checkpoint's matrices.
 
     Attributes:
-        method: As people call it: "GPTQ", "AWQ".
+        method: The usual name: "GPTQ", "AWQ".
         values: The number format of the values; "nf4" and "fp4-bnb" are tables, not formats.
-        bits: Of a value, stored.
-        block: Rows and columns that share a scale; None for all of a row or column.
-        scale_bits: Of a scale.
-        zero_bits: Of a zero point; 0 where values are symmetric.
-        activations: What the checkpoint was made to be multiplied with.
+        bits: Stored bits per value.
+        block: Rows and columns that share a scale; None for all rows or columns.
+        scale_bits: Bits per scale.
+        zero_bits: Bits per zero point; 0 where values are symmetric.
+        activations: The format of activations that the checkpoint was made for.
         experts_only: Whether only the matrices of experts are quantized.
-        reordered: Whether groups are of inputs that are no neighbours.
-        packing: Which of several ways the format packs values in.
+        reordered: Whether the inputs of a group are not consecutive.
+        packing: The packing variant of the format.
     """
 
     method: str
@@ -45,7 +139,7 @@ class Scheme:
     packing: str = ""
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of an (out, in) matrix, with its scales and zero points."""
+        """Return the bytes of an (out, in) matrix with its scales and zero points."""
         tall, wide = (whole if part is None else part for whole, part in self._sides(rows, columns))
         blocks = -(-rows // tall) * -(-columns // wide)
         return (rows * columns * self.bits + blocks * (self.scale_bits + self.zero_bits) + 7) // 8
@@ -65,53 +159,50 @@ class Scheme:
 
 
 class Tensors(Protocol):
-    """Tensors by name: what `TensorFiles` is, and a dictionary could be."""
+    """Tensors by name, such as `TensorFiles`."""
 
     def __contains__(self, name: str, /) -> bool: ...
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor."""
+        """Return the tensor."""
         ...
 
 
 class PublishedFormat(Protocol):
-    """A way in which quantized weights are published."""
+    """A published format of quantized weights."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Its names in `quant_method`."""
+        """The names of the format in `quant_method`."""
         ...
 
     @property
     def marks(self) -> tuple[tuple[str, str], ...]:
-        """Tensors of which one is there when a weight is quantized.
-
-        What the weight's name ends in, and what that tensor's does instead.
-        """
+        """Pairs of name endings: of a weight, and of a tensor that exists if it is quantized."""
         ...
 
     def scheme(self, config: Json) -> Scheme:
-        """What the `quantization_config` says.
+        """Return the settings of a `quantization_config`.
 
         Raises:
-            TPUModelError: Something that is not read here, with the way out.
+            TPUModelError: A setting is not supported; the message has the fix.
         """
         ...
 
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
-        """The weight of that name out of the tensors it is stored in.
+        """Return the weight of this name from the tensors it is stored in.
 
         Raises:
-            TPUModelError: They do not belong together.
+            TPUModelError: The tensors do not match.
         """
         ...
 
 
 def take(tensors: Tensors, name: str, dtypes: str, rank: int | None = None) -> np.ndarray:
-    """A tensor that must have one of these formats, and so many dimensions.
+    """Return a tensor after checking its dtype and number of dimensions.
 
     Raises:
-        TPUModelError: It has another.
+        TPUModelError: The tensor has another dtype or number of dimensions.
     """
     found = tensors.read(name)
     if found.dtype.name not in dtypes.split() or (rank is not None and found.ndim != rank):
@@ -123,18 +214,18 @@ def take(tensors: Tensors, name: str, dtypes: str, rank: int | None = None) -> n
 
 
 def unpack_bits(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Values of so many bits out of int32 words along the last axis, the lowest bits first.
+    """Return values of `bits` bits from int32 words along the last axis, the lowest bits first.
 
-    Values follow one another without gaps, so that one of three bits may lie in two words.
+    Values are packed without gaps, so a value may span two words.
 
     Raises:
-        TPUModelError: The words hold fewer than `count` values.
+        TPUModelError: The words have fewer than `count` values.
     """
     held = words.shape[-1] * WORD_BITS // bits
     if words.dtype != np.int32 or held < count:
         raise TPUModelError(
-            f"packed values are {words.dtype}{list(words.shape)}, which hold {held} of {bits} bits "
-            f"in a line; expected int32 words for {count}."
+            f"packed values are {words.dtype}{list(words.shape)}, with {held} values of {bits} "
+            f"bits per row; expected int32 words for {count}."
         )
     wide = np.ascontiguousarray(words).view(np.uint32).astype(np.uint64)
     following = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
@@ -146,24 +237,24 @@ def unpack_bits(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def integer(config: Json, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:
-    """An entry of the configuration that is one of these numbers.
+    """Return an entry of the configuration that must be one of these numbers.
 
     Raises:
-        TPUModelError: It is something else.
+        TPUModelError: The entry has another value.
     """
     found = config.get(key, default)
     if found not in allowed or isinstance(found, bool):
         raise TPUModelError(
-            f"quantization_config has {key}={found!r}; read are {', '.join(map(str, allowed))}."
+            f"quantization_config has {key}={found!r}; expected {', '.join(map(str, allowed))}."
         )
     return int(found)  # pyright: ignore[reportArgumentType]  it is one of the numbers
 
 
 def group_size(config: Json, default: int | None = None) -> int | None:
-    """Neighbours that share a scale; None for a whole line, which files write as -1.
+    """Return the number of consecutive inputs that share a scale, or None for all (-1 in files).
 
     Raises:
-        TPUModelError: It is no such number.
+        TPUModelError: The entry is not a positive integer or -1.
     """
     found = config.get("group_size", default)
     if found in (None, -1):

@@ -69,7 +69,7 @@ export function quantity(value, unit = "") {
 /** How a figure of the server reads, with its origin on hover, or a dash with the reason. */
 export function figure(one) {
   if (!one || one.value === null || one.value === undefined) {
-    const reason = one?.reason || "nobody wrote it down";
+    const reason = one?.reason || "it was not recorded";
     return h("span.missing", { title: reason, tabindex: "0" }, "–", h("span.unseen", ` (${reason})`));
   }
   return h("span.figure", { title: why(one) }, quantity(one.value, one.unit));

@@ -1,1 +1,1 @@
-"""Checks of manifests, one topic a file; `lint` runs them all."""
+"""Checks of manifests, one topic per file; `lint` runs them all."""

@@ -1,21 +1,21 @@
-"""Restarts: what a failure, a preemption and an eviction would do to a JobSet."""
+"""Check how a JobSet reacts to a failure, a preemption and an eviction."""
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from ....runtime.doctor.finding import DoctorFinding
-from ..findings import found
+from ..documents import Fields
+from ..findings import finding
+from ..jobset import RESTARTED_FREE
 from ..reading import JobSet, ReplicatedJob, at, count, jobsets, mapping, sequence
-from ..restarts import RESTARTED_FREE
 
 IGNORES_BUDGET = ("RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
 UNLIMITED = 2147483647
 
 
-def check_restarts(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
-    """Say what would not be restarted, or would be charged though nobody is to blame."""
+def check_restarts(documents: Sequence[Fields]) -> Iterator[DoctorFinding]:
+    """Yield failures that would not restart a job, and preemptions that would be charged to it."""
     for jobset in jobsets(documents):
         yield from _check_policy(jobset)
         yield from _check_rules(jobset)
@@ -30,7 +30,7 @@ def _check_policy(jobset: JobSet) -> Iterator[DoctorFinding]:
     if not count(policy.get("maxRestarts"), 0):
         free = [rule for rule in _rules(jobset) if rule.get("action") in IGNORES_BUDGET]
         severity = "info" if free else "warning"
-        yield found(
+        yield finding(
             "restarts.none",
             severity,
             jobset,
@@ -40,18 +40,18 @@ def _check_policy(jobset: JobSet) -> Iterator[DoctorFinding]:
         )
     strategy = policy.get("restartStrategy", "Recreate")
     if policy and strategy == "Recreate" and any(job.parallelism > 1 for job in jobset.tpu_jobs):
-        yield found(
+        yield finding(
             "restarts.mixed",
             "warning",
             jobset,
-            "restartStrategy is Recreate: new Pods start while old ones still run, and the two "
-            "attempts meet on one coordinator.",
+            "restartStrategy is Recreate: new Pods start while old ones still run, so that two "
+            "attempts share one coordinator.",
             "Write restartStrategy: BlockingRecreate.",
         )
     if strategy == "InPlaceRestart":
         for job in jobset.jobs:
             if job.job.get("backoffLimit") != UNLIMITED or job.completions != job.parallelism:
-                yield found(
+                yield finding(
                     "restarts.in_place",
                     "error",
                     job.path,
@@ -66,11 +66,11 @@ def _check_rules(jobset: JobSet) -> Iterator[DoctorFinding]:
     for index, rule in enumerate(_rules(jobset)):
         where = f"{jobset} spec.failurePolicy.rules[{index}]"
         if seen_all:
-            yield found(
+            yield finding(
                 "restarts.shadowed",
                 "warning",
                 where,
-                "an earlier rule matches every failure, so this one never counts.",
+                "an earlier rule matches every failure, so this one never applies.",
                 "Put the general rule last.",
             )
         patterns = sequence(rule.get("onJobFailureMessagePatterns"))
@@ -79,11 +79,11 @@ def _check_rules(jobset: JobSet) -> Iterator[DoctorFinding]:
         )
         for pattern in patterns:
             if isinstance(pattern, str) and (error := _pattern_error(pattern)):
-                yield found(
+                yield finding(
                     "restarts.pattern",
                     "error",
                     where,
-                    f"{pattern!r} is no regular expression: {error}.",
+                    f"{pattern!r} is not a regular expression: {error}.",
                     "Correct the pattern (RE2).",
                 )
 
@@ -103,17 +103,17 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     has_pod_policy = bool(mapping(job.job.get("podFailurePolicy")))
     if policy != "Never":
         stated = "restartPolicy" in job.pod
-        said = f"restartPolicy is {policy}" + ("" if stated else " (JobSet's default)")
+        text = f"restartPolicy is {policy}" + ("" if stated else " (JobSet's default)")
         why = (
-            "podFailurePolicy needs Never, and the Job is refused."
+            "podFailurePolicy needs Never, otherwise the Job is refused."
             if has_pod_policy
             else "a process that dies starts again alone, while the others wait for the old one."
         )
         severity = "error" if has_pod_policy else "warning"
-        yield found("restarts.alone", severity, job.path, f"{said}: {why}", "Write Never.")
+        yield finding("restarts.alone", severity, job.path, f"{text}: {why}", "Write Never.")
     if count(job.job.get("backoffLimit"), 6) > 0 and policy == "Never":
         shown = job.job.get("backoffLimit", "6 (the default)")
-        yield found(
+        yield finding(
             "restarts.backoff",
             "warning",
             job.path,
@@ -122,7 +122,7 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
             "Write backoffLimit: 0.",
         )
     if has_pod_policy and job.job.get("podReplacementPolicy", "Failed") != "Failed":
-        yield found(
+        yield finding(
             "restarts.replacement",
             "error",
             job.path,
@@ -132,12 +132,12 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
 
 
 def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[DoctorFinding]:
-    containers = {str(one.get("name")) for one in job.containers}
+    containers = {str(container.get("name")) for container in job.containers}
     for index, rule in enumerate(sequence(at(job.job, "podFailurePolicy", "rules"))):
         where = f"{job.path} podFailurePolicy.rules[{index}]"
         codes = mapping(at(rule, "onExitCodes"))
         if codes and mapping(rule).get("onPodConditions"):
-            yield found(
+            yield finding(
                 "restarts.rule",
                 "error",
                 where,
@@ -145,12 +145,12 @@ def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[DoctorFinding]:
                 "Write two rules.",
             )
         if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
-            yield found(
-                "restarts.rule", "error", where, "0 is no failure.", "Take 0 out of the values."
+            yield finding(
+                "restarts.rule", "error", where, "0 is not a failure.", "Take 0 out of the values."
             )
         named = codes.get("containerName")
         if isinstance(named, str) and named not in containers:
-            yield found(
+            yield finding(
                 "restarts.rule",
                 "error",
                 where,
@@ -158,7 +158,7 @@ def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[DoctorFinding]:
                 "Name a container of the Pod.",
             )
         if at(rule, "action") == "Ignore" and not codes:
-            yield found(
+            yield finding(
                 "restarts.ignored",
                 "warning",
                 where,
@@ -168,16 +168,16 @@ def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[DoctorFinding]:
 
 
 def _check_disruption(jobset: JobSet) -> Iterator[DoctorFinding]:
-    """Say whether losing a host to someone else would be charged to the job."""
+    """Yield a finding if a preempted host would be charged to the job."""
     jobs = jobset.tpu_jobs
     if not jobs:
         return
     free = [rule for rule in _rules(jobset) if rule.get("action") in IGNORES_BUDGET]
     reasons = [sequence(rule.get("onJobFailureReasons")) for rule in free]
     excused = any(not stated or "PodFailurePolicy" in stated for stated in reasons)
-    told = all(_fails_on_disruption(job) for job in jobs)
-    if not (excused and told):
-        yield found(
+    is_reported = all(_fails_on_disruption(job) for job in jobs)
+    if not (excused and is_reported):
+        yield finding(
             "restarts.charged",
             "warning",
             jobset,
@@ -191,7 +191,7 @@ def _check_disruption(jobset: JobSet) -> Iterator[DoctorFinding]:
     if not peers and any(job.parallelism > 1 or job.replicas > 1 for job in jobs):
         queue = " When Kueue preempts, its Jobs are suspended one after another (jobset#1117)."
         codes = ", ".join(str(code) for code in RESTARTED_FREE)
-        yield found(
+        yield finding(
             "restarts.survivors",
             "warning",
             jobset,
@@ -218,5 +218,5 @@ def _fails_on_codes(job: ReplicatedJob) -> bool:
     )
 
 
-def _rules(jobset: JobSet) -> list[Mapping[str, Any]]:
-    return [mapping(one) for one in sequence(at(jobset.spec, "failurePolicy", "rules"))]
+def _rules(jobset: JobSet) -> list[Fields]:
+    return [mapping(rule) for rule in sequence(at(jobset.spec, "failurePolicy", "rules"))]

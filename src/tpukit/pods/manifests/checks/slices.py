@@ -1,30 +1,120 @@
-"""Slices: node selectors, topology, chips and hosts, against the catalogue of chips."""
+"""Check node selectors, topology, chips and hosts against the chip catalog."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Generator, Iterator, Sequence
 
 from ....errors import SliceError, did_you_mean
 from ....hardware import Slice, list_chips
-from ....hardware.chip import Chip
-from ....hardware.topology import format_shape
+from ....hardware.catalog import Chip
+from ....hardware.topology import format_shape, parse_shape
 from ....runtime.doctor.finding import DoctorFinding
 from .. import names
-from ..findings import found
+from ..documents import Fields
+from ..findings import finding
 from ..jobset import SPOT_GRACE_S
-from ..pools import tolerates
-from ..reading import ReplicatedJob, count, jobsets, sequence
+from ..reading import ReplicatedJob, count, jobsets, sequence, tolerates
+
+EDGE = 4
+MOST_CUBES = 144
+LONGEST_WORKLOAD_NAME = 28
+HOSTS_PER_CUBE = 16
+
+
+def check_super_slices(documents: Sequence[Fields]) -> Iterator[DoctorFinding]:
+    """Yield super-slice annotations that contradict each other or the hardware."""
+    for jobset in jobsets(documents):
+        for job in jobset.jobs:
+            if names.SLICE_SIZE in job.annotations:
+                yield from _check_count(job)
+            if names.SLICE_TOPOLOGY in job.annotations:
+                yield from _check_cubes(job)
+
+
+def _check_count(job: ReplicatedJob) -> Iterator[DoctorFinding]:
+    text = job.annotations[names.SLICE_SIZE]
+    size = int(text) if text.isascii() and text.isdigit() else 0
+    total = job.replicas * job.parallelism
+    if size < 1 or total % size:
+        yield finding(
+            "super_slice.count",
+            "error",
+            job.path,
+            f"{names.SLICE_SIZE} is {text!r}, but the {total} Pods are not a multiple of it.",
+            "Make the number of Pods a multiple of the slice size.",
+        )
+    if names.SLICE_REQUIRED_TOPOLOGY not in job.annotations:
+        yield finding(
+            "super_slice.level",
+            "error",
+            job.path,
+            f"{names.SLICE_SIZE} without {names.SLICE_REQUIRED_TOPOLOGY}.",
+            f"Name the level, such as {names.CUBE}.",
+        )
+
+
+def _check_cubes(job: ReplicatedJob) -> Iterator[DoctorFinding]:
+    text = job.annotations[names.SLICE_TOPOLOGY]
+    try:
+        shape = parse_shape(text)
+    except SliceError as error:
+        yield finding("super_slice.topology", "error", job.path, str(error), "Write it as 4x4x8.")
+        return
+    cubes = math.prod(shape) // EDGE**3
+    is_legal = (
+        len(shape) == 3
+        and all(length % EDGE == 0 for length in shape)
+        and list(shape) == sorted(shape)
+        and cubes <= MOST_CUBES
+    )
+    if not is_legal:
+        yield finding(
+            "super_slice.topology",
+            "error",
+            job.path,
+            f"{text} is not a super-slice: expected three multiples of {EDGE} in ascending order, "
+            f"with at most {MOST_CUBES} cubes.",
+            "Write for example 4x4x8 or 8x8x16.",
+        )
+        return
+    hosts = cubes * HOSTS_PER_CUBE
+    if job.parallelism != hosts:
+        yield finding(
+            "super_slice.hosts",
+            "error",
+            job.path,
+            f"parallelism is {job.parallelism}; {text} has {hosts} hosts.",
+            f"Set parallelism and completions to {hosts}.",
+        )
+    if job.jobset.queue and len(job.jobset.name) > LONGEST_WORKLOAD_NAME:
+        yield finding(
+            "super_slice.name",
+            "error",
+            job.jobset,
+            f"the name has {len(job.jobset.name)} characters; the slice controller allows "
+            f"{LONGEST_WORKLOAD_NAME}.",
+            "Shorten the name.",
+        )
+    if not job.jobset.queue and job.jobset.annotations.get(names.EXCLUSIVE) != names.SUPER_SLICE:
+        yield finding(
+            "super_slice.exclusive",
+            "error",
+            job.jobset,
+            "without Kueue, nothing keeps the Pods on one super-slice.",
+            f"Annotate the JobSet with {names.EXCLUSIVE}: {names.SUPER_SLICE}.",
+        )
+
 
 _TAINT = {"key": names.CHIPS, "value": "present", "effect": "NoSchedule"}
 
 
-def check_slices(documents: Sequence[Mapping[str, Any]]) -> Iterator[DoctorFinding]:
-    """Say where the Pods of a JobSet are not the hosts of a slice that exists."""
+def check_slices(documents: Sequence[Fields]) -> Iterator[DoctorFinding]:
+    """Yield JobSets whose Pods do not match the hosts of an existing slice."""
     for jobset in jobsets(documents):
         for job in jobset.tpu_jobs:
             yield from _check_job(job)
         several = any(job.replicas > 1 for job in jobset.tpu_jobs) or len(jobset.tpu_jobs) > 1
         if several and names.EXCLUSIVE not in jobset.annotations and not jobset.queue:
-            yield found(
+            yield finding(
                 "slice.exclusive",
                 "warning",
                 jobset,
@@ -44,18 +134,18 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
         return
     machines = sorted(_chips_of_machines(chip, where))
     if job.chips and job.chips not in machines:
-        yield found(
+        yield finding(
             "slice.chips",
             "error",
             job.path,
-            f"a Pod asks for {job.chips} chips; hosts of {where} have "
-            f"{' or '.join(str(one) for one in machines)}.",
+            f"a Pod requests {job.chips} chips, but hosts of {where} have "
+            f"{' or '.join(str(chips) for chips in machines)}.",
             f"Set the limit {names.CHIPS} to {where.chips_per_host}: one Pod uses a whole host.",
         )
         return
     hosts = where.chips // (job.chips or where.chips_per_host)
     if job.parallelism != hosts:
-        yield found(
+        yield finding(
             "slice.hosts",
             "error",
             job.path,
@@ -64,7 +154,7 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
             f"Set parallelism and completions to {hosts}.",
         )
     if job.replicas > 1 and hosts == 1:
-        yield found(
+        yield finding(
             "slice.multislice",
             "error",
             job.path,
@@ -74,20 +164,20 @@ def _check_job(job: ReplicatedJob) -> Iterator[DoctorFinding]:
 
 
 def _check_accelerator(job: ReplicatedJob) -> Generator[DoctorFinding, None, Chip | None]:
-    """Return the chip that the selector names."""
+    """Return the selector's chip, and yield findings about it."""
     known = {chip.gke_accelerator: chip for chip in list_chips() if chip.gke_accelerator}
     wanted = job.selector.get(names.ACCELERATOR)
     if wanted is None:
-        yield found(
+        yield finding(
             "slice.accelerator",
             "error",
             job.path,
-            f"Pods ask for {job.chips} chips and do not say of which generation.",
+            f"Pods request {job.chips} chips, but of no particular generation.",
             f"Select {names.ACCELERATOR}, one of {', '.join(known)}.",
         )
         return None
     if wanted not in known:
-        yield found(
+        yield finding(
             "slice.accelerator",
             "error",
             job.path,
@@ -99,29 +189,29 @@ def _check_accelerator(job: ReplicatedJob) -> Generator[DoctorFinding, None, Chi
 
 
 def _check_topology(job: ReplicatedJob, chip: Chip) -> Generator[DoctorFinding, None, Slice | None]:
-    """Return the slice that the selectors name."""
+    """Return the selectors' slice, and yield findings about it."""
     wanted = job.selector.get(names.TOPOLOGY)
     if wanted is None:
-        yield found(
+        yield finding(
             "slice.topology",
             "error",
             job.path,
-            f"Pods select {chip.title} and no topology, so they may land on any slice of it.",
+            f"Pods select {chip.title} and no topology, so they may be placed on any slice of it.",
             f"Select {names.TOPOLOGY}.",
         )
         return None
     try:
         where = Slice.of(chip.name, topology=wanted)
     except SliceError as error:
-        yield found("slice.topology", "error", job.path, str(error), "Select a legal topology.")
+        yield finding("slice.topology", "error", job.path, str(error), "Select a legal topology.")
         return None
     if format_shape(where.topology) != wanted:
-        yield found(
+        yield finding(
             "slice.topology",
             "error",
             job.path,
-            f"{names.TOPOLOGY} is {wanted!r}; nodes spell it {format_shape(where.topology)!r}.",
-            "Write it as nodes do.",
+            f"{names.TOPOLOGY} is {wanted!r}; but nodes spell it {format_shape(where.topology)!r}.",
+            "Use the nodes' spelling.",
         )
         return None
     return where
@@ -129,15 +219,15 @@ def _check_topology(job: ReplicatedJob, chip: Chip) -> Generator[DoctorFinding, 
 
 def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
     if not job.chips:
-        yield found(
+        yield finding(
             "slice.chips",
             "error",
             job.path,
-            f"Pods select TPU nodes and ask for no {names.CHIPS}: they would see no chip.",
+            f"Pods select TPU nodes but request no {names.CHIPS}, so they would see no chip.",
             f"Set the limit {names.CHIPS} to the chips of one host.",
         )
     if job.completions != job.parallelism:
-        yield found(
+        yield finding(
             "slice.completions",
             "error",
             job.path,
@@ -146,16 +236,16 @@ def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
             "Set both to the number of hosts.",
         )
     if job.job.get("completionMode") == "NonIndexed" and job.parallelism > 1:
-        yield found(
+        yield finding(
             "slice.indexed",
             "error",
             job.path,
-            "completionMode is NonIndexed, so no host knows its number.",
+            "completionMode is NonIndexed, so no host has a number.",
             "Write completionMode: Indexed.",
         )
     tolerations = sequence(job.pod.get("tolerations"))
     if not tolerates(tolerations, _TAINT):
-        yield found(
+        yield finding(
             "slice.toleration",
             "warning",
             job.path,
@@ -164,7 +254,7 @@ def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
             f"Tolerate key {names.CHIPS}, operator Exists, effect NoSchedule.",
         )
     if job.pod.get("hostNetwork") is True and job.pod.get("dnsPolicy") != "ClusterFirstWithHostNet":
-        yield found(
+        yield finding(
             "slice.dns",
             "error",
             job.path,
@@ -174,7 +264,7 @@ def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
         )
     grace = count(job.pod.get("terminationGracePeriodSeconds"), 30)
     if job.selector.get(names.SPOT) == "true" and grace > SPOT_GRACE_S:
-        yield found(
+        yield finding(
             "slice.grace",
             "info",
             job.path,
@@ -183,7 +273,7 @@ def _check_pod(job: ReplicatedJob) -> Iterator[DoctorFinding]:
 
 
 def _chips_of_machines(chip: Chip, where: Slice) -> set[int]:
-    """Chips that one host of a slice may have: several hosts have the usual number each."""
+    """Return the possible numbers of chips per host of a slice."""
     sizes = {int(name.rpartition("-")[2].rstrip("t")) for name in chip.gke_machine_types}
     usual = chip.chips_per_host or where.chips_per_host
     fitting = {size for size in sizes if size == where.chips or size == usual < where.chips}

@@ -1,46 +1,175 @@
-"""Google's client with our patience: every call has a deadline, and every error a way out.
+"""The Compute Engine client, with a deadline for every call and an explained error.
 
-`insert()` and `delete()` of the client give futures that ask Google's own endpoint how it goes,
-whatever endpoint the client has. So the forms with `_unary` are called, and operations are looked
-at through clients that share the endpoint.
+The client's `insert()` and `delete()` return futures that always poll Google's own endpoint. So
+their `_unary` forms are called here, and operations are polled through clients with the configured
+endpoint.
 """
 
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
+import requests
 from google.api_core import exceptions
+from google.auth import exceptions as auth_exceptions
 from google.cloud import compute_v1
 
-from ....errors import CommunicationTimeout, TPUError
+from ....errors import CommunicationTimeout, ConfigError, PodUnavailable, ProviderError, TPUError
 from ....job.sections import LaunchSettings
+from ....runtime.google_credentials import WAY_OUT
+from ...causes import Cause
 from ...pod import Host
-from ..google.project import HOST_KEYS, GoogleProject
-from .failures import API_ERRORS, NotReady, explained, failure_of, is_silence
+from ..google import HOST_KEYS, GoogleProject, UnknownZone
 
-PATIENCE_S = 4.0
-"""How long one question may take with all its calls: errors come within 5 s."""
-PAUSES_S = (0.1, 0.3, 0.6)
-"""Before each further try, where nobody answered."""
+ZONES_PAGE = "https://cloud.google.com/compute/docs/regions-zones"
+_CALL = re.compile(r"^[A-Z]+ https?://\S+: ")
+_ZONE = re.compile(r"'zone': '([^']+)'|/zones/([^/']+)' was not found")
+# Error codes of machines that could not be created, by cause; other codes do not go away by
+# waiting. Grouped as in SkyPilot (sky/provision/gcp, @147db0f6).
+_CAPACITY = (
+    "ZONE_RESOURCE_POOL_EXHAUSTED",
+    "RESOURCE_POOL_EXHAUSTED",
+    "insufficientCapacity",
+    "UNSUPPORTED_OPERATION",  # preempted during creation
+    "RESOURCE_NOT_READY",
+    "RESOURCE_OPERATION_RATE_EXCEEDED",
+)
+_QUOTA = ("QUOTA_EXCEEDED", "quotaExceeded")
+_SLOW_DOWN = ("rateLimitExceeded", "userRateLimitExceeded")
+_SILENT = (
+    exceptions.ServiceUnavailable,
+    exceptions.BadGateway,
+    exceptions.GatewayTimeout,
+    exceptions.InternalServerError,
+    exceptions.TooManyRequests,
+    requests.ConnectionError,
+    requests.Timeout,
+)
+
+
+class NotReady(ConfigError):
+    """A needed resource is still being created or removed."""
+
+
+def is_silence(error: Exception) -> bool:
+    """Return whether no answer came, so that the call may or may not have taken effect."""
+    return isinstance(error, _SILENT) or _reason(error) in _SLOW_DOWN
+
+
+def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
+    """Translate an error of the client to tpukit's.
+
+    Args:
+        error: The client's error.
+        source: Source of the credentials.
+        endpoint: The client's endpoint.
+    """
+    text = _CALL.sub("", str(getattr(error, "message", None) or error).splitlines()[0])
+    if isinstance(error, auth_exceptions.GoogleAuthError):
+        why = text.split("('", 1)[-1].split("'", 1)[0]
+        return ProviderError(f"No token is available with {source} ({why}); {WAY_OUT}.")
+    if isinstance(error, exceptions.Unauthorized):
+        return ProviderError(
+            f"Compute Engine does not accept the credentials of {source}: they are wrong or "
+            f"expired, or this machine's clock is wrong; {WAY_OUT}."
+        )
+    if is_silence(error):
+        return ProviderError(
+            f"The Compute Engine API at {endpoint} does not answer ({_silence(error, text)}); "
+            "check the network, a proxy, or launch.endpoint."
+        )
+    if _reason(error) in _QUOTA:
+        return PodUnavailable(f"Compute Engine has no capacity: {text}", cause=Cause.QUOTA.value)
+    if isinstance(error, exceptions.Forbidden):
+        return ProviderError(
+            f"Compute Engine refuses {source}: {text}. Ask for the role "
+            "roles/compute.instanceAdmin.v1 in the project, and check launch.project."
+        )
+    if (zone := _ZONE.search(text)) is not None:
+        return UnknownZone(zone[1] or zone[2], who="Compute Engine", listed_at=ZONES_PAGE)
+    if _reason(error) == "resourceNotReady":
+        return NotReady(f"Compute Engine is still busy: {text}; try again later.")
+    if isinstance(error, exceptions.ClientError):
+        return ConfigError(
+            f"Compute Engine refuses the request: {text}. `tpukit pods preflight` lists what it "
+            "offers."
+        )
+    return ProviderError(f"Compute Engine failed: {text}.")
+
+
+def failure_of(operation: compute_v1.Operation) -> TPUError | None:
+    """Return the error of a failed operation, or None."""
+    errors = list(operation.error.errors)
+    if errors:
+        first = errors[0]
+        if (cause := cause_of(first.code)) is not None:
+            return PodUnavailable(
+                f"Compute Engine has no capacity: {error_text(errors)}", cause=cause.value
+            )
+        return ConfigError(f"Compute Engine failed: {error_text(errors)}")
+    if operation.http_error_status_code:
+        return ProviderError(
+            f"Compute Engine failed: {operation.http_error_status_code} "
+            f"{operation.http_error_message}."
+        )
+    return None
+
+
+def cause_of(code: str) -> Cause | None:
+    """Return the cause if machines are unavailable, or None for other errors."""
+    if code in _QUOTA:
+        return Cause.QUOTA
+    return Cause.STOCKOUT if code.startswith(_CAPACITY) else None
+
+
+def error_text(errors: Iterable[compute_v1.Errors]) -> str:
+    """Return the messages of a list of errors, without duplicates."""
+    return " ".join(dict.fromkeys(f"{error.message} ({error.code})" for error in errors))
+
+
+def _reason(error: Exception) -> str:
+    errors = getattr(error, "errors", None) or [{}]
+    first = errors[0]
+    return str(first.get("reason", "")) if isinstance(first, dict) else ""
+
+
+def _silence(error: Exception, text: str) -> str:
+    if isinstance(error, requests.Timeout):
+        return "it took too long"
+    return type(error).__name__ if isinstance(error, requests.ConnectionError) else text
+
+
 LOOKS_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Between looks at an operation; the last is repeated."""
+"""Pauses between polls of an operation; the last one is repeated."""
 AT_ONCE = 10
-"""Calls at the same time: so many connections each client keeps, and it complains of more."""
+"""Number of concurrent calls, which is also each client's limit on open connections."""
 OPERATION_S = 120.0
-"""How long something that was begun may take."""
+"""Time limit of an operation."""
 PAGE = 500
 DONE = compute_v1.Operation.Status.DONE
 T = TypeVar("T")
+C = TypeVar("C")
+
+
+def _client(kind: Callable[..., C]) -> "cached_property[C]":
+    # Credentials are always passed explicitly, because a client would search for others.
+    def make(api: "ComputeEngine") -> C:
+        return kind(
+            credentials=api.identity.credentials, client_options={"api_endpoint": api.endpoint}
+        )
+
+    return cached_property(make)
 
 
 class ComputeEngine(GoogleProject):
     """The Compute Engine API for one project.
 
     Args:
-        launch: Project, credentials and endpoint.
+        launch: Has the project, credentials and endpoint.
     """
 
     default_endpoint = compute_v1.InstancesClient.DEFAULT_ENDPOINT
@@ -49,104 +178,40 @@ class ComputeEngine(GoogleProject):
         super().__init__(launch)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
-    # Credentials are passed by hand, always: without them a client would look for some.
+    templates = _client(compute_v1.InstanceTemplatesClient)
+    policies = _client(compute_v1.ResourcePoliciesClient)
+    groups = _client(compute_v1.InstanceGroupManagersClient)
+    instances = _client(compute_v1.InstancesClient)
+    machine_types = _client(compute_v1.MachineTypesClient)
+    reservations = _client(compute_v1.ReservationsClient)
+    zones = _client(compute_v1.ZonesClient)
+    regions = _client(compute_v1.RegionsClient)
+    zone_operations = _client(compute_v1.ZoneOperationsClient)
+    region_operations = _client(compute_v1.RegionOperationsClient)
+    global_operations = _client(compute_v1.GlobalOperationsClient)
 
-    @cached_property
-    def templates(self) -> compute_v1.InstanceTemplatesClient:
-        """Instance templates."""
-        return compute_v1.InstanceTemplatesClient(**self._options)
+    def ask(self, call: Callable[[float], T], *, deadline: float | None = None) -> T:
+        """Make an idempotent call, and retry it while no answer comes."""
 
-    @cached_property
-    def policies(self) -> compute_v1.ResourcePoliciesClient:
-        """Workload policies."""
-        return compute_v1.ResourcePoliciesClient(**self._options)
+        def limited(timeout_s: float) -> T:
+            with self._slots:
+                return call(timeout_s)
 
-    @cached_property
-    def groups(self) -> compute_v1.InstanceGroupManagersClient:
-        """Managed instance groups."""
-        return compute_v1.InstanceGroupManagersClient(**self._options)
-
-    @cached_property
-    def instances(self) -> compute_v1.InstancesClient:
-        """Machines."""
-        return compute_v1.InstancesClient(**self._options)
-
-    @cached_property
-    def machine_types(self) -> compute_v1.MachineTypesClient:
-        """Machine types."""
-        return compute_v1.MachineTypesClient(**self._options)
-
-    @cached_property
-    def reservations(self) -> compute_v1.ReservationsClient:
-        """Capacity that is set apart."""
-        return compute_v1.ReservationsClient(**self._options)
-
-    @cached_property
-    def zones(self) -> compute_v1.ZonesClient:
-        """Zones."""
-        return compute_v1.ZonesClient(**self._options)
-
-    @cached_property
-    def regions(self) -> compute_v1.RegionsClient:
-        """Regions, with their quotas."""
-        return compute_v1.RegionsClient(**self._options)
-
-    @cached_property
-    def zone_operations(self) -> compute_v1.ZoneOperationsClient:
-        """What was begun in a zone."""
-        return compute_v1.ZoneOperationsClient(**self._options)
-
-    @cached_property
-    def region_operations(self) -> compute_v1.RegionOperationsClient:
-        """What was begun in a region."""
-        return compute_v1.RegionOperationsClient(**self._options)
-
-    @cached_property
-    def global_operations(self) -> compute_v1.GlobalOperationsClient:
-        """What was begun elsewhere."""
-        return compute_v1.GlobalOperationsClient(**self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {
-            "credentials": self.identity.credentials,
-            "client_options": {"api_endpoint": self.endpoint},
-        }
-
-    def ask(self, call: Callable[[float], T]) -> T:
-        """Make a call that may be made twice, and make it again where nobody answers.
-
-        Args:
-            call: Takes the seconds it may last.
-
-        Raises:
-            ProviderError: Nobody answers, or whoever asks is refused.
-        """
-        deadline = time.monotonic() + PATIENCE_S
-        pauses_s = iter(PAUSES_S)
-        while True:
-            try:
-                with self._slots:
-                    return call(max(0.2, deadline - time.monotonic()))
-            except API_ERRORS as error:
-                pause_s = next(pauses_s, None) if is_silence(error) else None
-                if pause_s is None or time.monotonic() + pause_s > deadline:
-                    raise self._explained(error) from error
-            time.sleep(pause_s)
+        return super().ask(limited, deadline=deadline)
 
     def find(self, call: Callable[..., T], **named: object) -> T | None:
-        """Return what a `get` of the client returns, or None where there is nothing."""
+        """Return the result of a `get` of the client, or None if the resource does not exist."""
 
-        def look(timeout_s: float) -> T | None:
+        def get(timeout_s: float) -> T | None:
             try:
                 return call(project=self.project, retry=None, timeout=timeout_s, **named)
             except exceptions.NotFound:
                 return None
 
-        return self.ask(look)
+        return self.ask(get)
 
     def host_keys(self, host: Host, *, zone: str) -> "list[str]":
-        """Return the ssh keys that a host has published in its guest attributes; none before."""
+        """Return the ssh keys that a host has published in its guest attributes, if any."""
         request = compute_v1.GetGuestAttributesInstanceRequest(
             project=self.project, zone=zone, instance=host.name, query_path=HOST_KEYS
         )
@@ -161,17 +226,17 @@ class ComputeEngine(GoogleProject):
         return self.ask(call)
 
     def list_all(self, call: Callable[..., Any], request: Any) -> "list[Any]":
-        """Return everything that a `list` of the client goes through, page by page."""
+        """Return all results of a `list` of the client, from all pages."""
         request.project, request.max_results = self.project, PAGE
         return self.ask(lambda timeout_s: list(call(request, retry=None, timeout=timeout_s)))
 
     def begin(
         self, call: Callable[..., compute_v1.Operation], request: Any
     ) -> compute_v1.Operation | None:
-        """Begin to make or remove something; None where it is there, or gone, already.
+        """Start to create or remove a resource; return None if that is already done.
 
-        A lost reply is asked for again with the same id. Every call has an id of its own: one that
-        follows from a name would still be known when the name is used again, and nothing be made.
+        After a lost reply the call is repeated with the same request id. Each call has a new id,
+        because the API would still know an id derived from a reused name, and create nothing.
         """
         request.project, request.request_id = self.project, str(uuid.uuid4())
 
@@ -188,7 +253,7 @@ class ComputeEngine(GoogleProject):
         while True:
             try:
                 return self.ask(send)
-            except NotReady:  # someone else makes the same thing at the same time
+            except NotReady:  # another caller creates the same resource now
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(LOOKS_S[2])
@@ -196,11 +261,11 @@ class ComputeEngine(GoogleProject):
     def finish(
         self, operation: compute_v1.Operation | None, *, within_s: float = OPERATION_S
     ) -> None:
-        """Wait until what was begun is done.
+        """Wait until an operation is done.
 
         Raises:
-            TPUError: It failed.
-            CommunicationTimeout: It is not done by then; it goes on.
+            TPUError: The operation failed.
+            CommunicationTimeout: The operation is not done in time, and continues.
         """
         deadline = time.monotonic() + within_s
         pauses_s: Iterator[float] = iter(LOOKS_S)
@@ -208,14 +273,14 @@ class ComputeEngine(GoogleProject):
             if time.monotonic() > deadline:
                 raise CommunicationTimeout(
                     f"{operation.operation_type} of {operation.target_link} is not done after "
-                    f"{within_s:g} s; it goes on by itself."
+                    f"{within_s:g} s; it continues."
                 )
             time.sleep(next(pauses_s, LOOKS_S[-1]))
-            operation = self._look(operation)
+            operation = self._poll(operation)
         if operation is not None and (failure := failure_of(operation)) is not None:
             raise failure
 
-    def _look(self, operation: compute_v1.Operation) -> compute_v1.Operation | None:
+    def _poll(self, operation: compute_v1.Operation) -> compute_v1.Operation | None:
         if operation.zone:
             zone = operation.zone.rsplit("/", 1)[1]
             return self.find(self.zone_operations.get, zone=zone, operation=operation.name)
@@ -224,5 +289,10 @@ class ComputeEngine(GoogleProject):
             return self.find(self.region_operations.get, region=region, operation=operation.name)
         return self.find(self.global_operations.get, operation=operation.name)
 
-    def _explained(self, error: Exception) -> TPUError:
+    def is_silence(self, error: Exception) -> bool:
+        """Return whether no answer came."""
+        return is_silence(error)
+
+    def explain(self, error: Exception) -> TPUError:
+        """Translate an error of the client to tpukit's."""
         return explained(error, source=self.identity.source, endpoint=self.endpoint)

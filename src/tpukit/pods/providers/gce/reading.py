@@ -1,7 +1,7 @@
-"""What Compute Engine shows of a pod, as a pod: its template, its groups and their machines.
+"""Read a pod from Compute Engine: its template, its groups and their machines.
 
-A group is there before its machines are, and they run before they form a slice. A pod is ready
-when each group is stable, does nothing to any machine, and its topology is active.
+A group exists before its machines, and they run before they form a slice. A pod is ready when every
+group is stable, changes no machine, and has an active topology.
 """
 
 import datetime
@@ -15,11 +15,11 @@ from ....errors import SliceError
 from ....hardware import Slice
 from ...causes import Cause
 from ...pod import Host, Pod, PodState, Tier
-from .failures import cause_of, words_of
+from .api import cause_of, error_text
 from .request import POD_LABEL, SLICE_KEY, ZONE_KEY, group_name
 
 MAKING_S = 120.0
-"""How long a pod may be half made before it counts as left behind."""
+"""How long a pod may be incomplete before it counts as abandoned."""
 _STOPPED = frozenset(
     {"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP", "REPAIRING"}
 )
@@ -29,7 +29,7 @@ _EVENTS = {
     "compute.instances.terminateOnHostMaintenance": Cause.MAINTENANCE,
     "compute.instances.hostError": Cause.NODE_GONE,
 }
-# The worst of several slices is what the pod is.
+# A pod has the worst state of its slices.
 _ORDER = (
     PodState.DELETING,
     PodState.SUSPENDED,
@@ -42,7 +42,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The state of a slice or a pod, and why."""
+    """The state of a slice or a pod, with the reason."""
 
     state: PodState
     reason: str = ""
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a pod's template says of it."""
+    """The request that a pod's template records."""
 
     name: str
     slice: Slice
@@ -62,7 +62,7 @@ class Asked:
 
 
 def read_template(template: compute_v1.InstanceTemplate) -> Asked | None:
-    """Return what was asked for, or None for a template that is not tpukit's."""
+    """Return the recorded request, or None for a template that is not tpukit's."""
     properties = template.properties
     facts = {item.key: item.value for item in properties.metadata.items}
     labels = dict(properties.labels)
@@ -93,20 +93,20 @@ def read_pod(
     """Return a pod.
 
     Args:
-        asked: What its template says.
-        groups: Those of its groups that are there, by name.
+        asked: The request in its template.
+        groups: Its existing groups, by name.
         instances: Its machines.
-        errors: Asks why the machines of a group are not there.
-        events: Asks what Google did to the pod's machines.
+        errors: Returns why the machines of a group are missing.
+        events: Returns Google's operations on the pod's machines.
     """
     by_slice: list[list[compute_v1.Instance]] = []
     verdicts: list[Verdict] = []
     for index in range(asked.slice.num_slices):
         name = group_name(asked.name, index)
-        own = [one for one in instances if one.name.rpartition("-")[0] == name]
+        own = [machine for machine in instances if machine.name.rpartition("-")[0] == name]
         by_slice.append(sorted(own, key=_worker_number))
         verdicts.append(_judge(groups.get(name), own, errors))
-    verdict = min(verdicts, key=lambda one: _ORDER.index(one.state))
+    verdict = min(verdicts, key=lambda verdict: _ORDER.index(verdict.state))
     if len(groups) < asked.slice.num_slices and verdict.state is not PodState.SUSPENDED:
         verdict = _judge_half(asked, verdict)
     if verdict.state is PodState.SUSPENDED:
@@ -135,17 +135,17 @@ def _judge(
     instances: Sequence[compute_v1.Instance],
     errors: Callable[[str], Sequence[compute_v1.Errors]],
 ) -> Verdict:
-    """Return how one slice stands."""
+    """Return the state of one slice."""
     if group is None:
         return Verdict(PodState.FAILED, "a group is missing")
     if group.current_actions.deleting or group.target_size == 0:
         return Verdict(PodState.DELETING, "its machines are being deleted")
-    stopped = [one for one in instances if one.status in _STOPPED]
+    stopped = [machine for machine in instances if machine.status in _STOPPED]
     if stopped:
-        machines = ", ".join(f"{one.name} {one.status}" for one in stopped)
+        machines = ", ".join(f"{machine.name} {machine.status}" for machine in stopped)
         return Verdict(PodState.SUSPENDED, machines)
-    topologies = {one.state for one in group.status.applied_accelerator_topologies}
-    running = [one for one in instances if one.status == "RUNNING"]
+    topologies = {topology.state for topology in group.status.applied_accelerator_topologies}
+    running = [machine for machine in instances if machine.status == "RUNNING"]
     if (
         group.status.is_stable
         and topologies <= {"ACTIVE"}
@@ -153,36 +153,38 @@ def _judge(
     ):
         return Verdict(PodState.READY)
     if group.status.is_stable and topologies & {"INCOMPLETE", "FAILED", "DEACTIVATING"}:
-        said = ", ".join(sorted(topologies))
-        return Verdict(PodState.SUSPENDED, f"the topology of {group.name} is {said}")
+        states = ", ".join(sorted(topologies))
+        return Verdict(PodState.SUSPENDED, f"the topology of {group.name} is {states}")
     if instances:
         there = f"{len(running)} of {group.target_size} machines run"
         forming = ", ".join(sorted(topologies - {"ACTIVE"}))
         return Verdict(PodState.PROVISIONING, there + (f", topology {forming}" if forming else ""))
-    found = list(group.status.bulk_instance_operation.last_progress_check.error.errors)
-    found = found or list(errors(group.name))
-    if not found:
-        return Verdict(PodState.WAITING, "its machines are not there yet")
-    cause = cause_of(found[0].code)
-    # A group goes on trying, and may get what it lacks; what is wrong in itself stays so.
+    failures = list(group.status.bulk_instance_operation.last_progress_check.error.errors)
+    failures = failures or list(errors(group.name))
+    if not failures:
+        return Verdict(PodState.WAITING, "its machines do not exist yet")
+    cause = cause_of(failures[0].code)
+    # A group retries, and may get capacity later. A wrong request stays wrong.
     state = PodState.FAILED if cause is None else PodState.WAITING
-    return Verdict(state, words_of(found), cause or Cause.CONFIGURATION)
+    return Verdict(state, error_text(failures), cause or Cause.CONFIGURATION)
 
 
-def _judge_half(asked: Asked, verdict: Verdict) -> Verdict:
-    """Return how a pod stands some of whose groups are not there."""
+def _judge_half(template: Asked, verdict: Verdict) -> Verdict:
+    """Return the state of a pod with missing groups."""
     if verdict.state is PodState.DELETING:
         return verdict
-    if time.time() - asked.created_at < MAKING_S:
-        return Verdict(PodState.WAITING, "it is being made")
-    return Verdict(PodState.FAILED, "it was half made, or half deleted; delete it", Cause.NODE_GONE)
+    if time.time() - template.created_at < MAKING_S:
+        return Verdict(PodState.WAITING, "it is being created")
+    return Verdict(
+        PodState.FAILED, "its creation or deletion is incomplete; delete it", Cause.NODE_GONE
+    )
 
 
-def _cause_of_loss(asked: Asked, events: Sequence[compute_v1.Operation]) -> Cause:
+def _cause_of_loss(template: Asked, events: Sequence[compute_v1.Operation]) -> Cause:
     for event in events:
         if event.operation_type in _EVENTS:
             return _EVENTS[event.operation_type]
-    return Cause.SPOT if asked.tier is Tier.SPOT else Cause.NODE_GONE
+    return Cause.SPOT if template.tier is Tier.SPOT else Cause.NODE_GONE
 
 
 def _tier_of(properties: compute_v1.InstanceProperties) -> Tier:
@@ -193,7 +195,7 @@ def _tier_of(properties: compute_v1.InstanceProperties) -> Tier:
 
 
 def _hosts(by_slice: Sequence[Sequence[compute_v1.Instance]]) -> tuple[Host, ...]:
-    """Return hosts in the order of process ids: slices, then workers as their metadata says."""
+    """Return hosts in the order of process ids: by slice, then by worker number."""
     return tuple(
         Host(
             name=instance.name,
@@ -213,7 +215,7 @@ def _outside(instance: compute_v1.Instance) -> str:
 
 
 def _worker_number(instance: compute_v1.Instance) -> tuple[int, str]:
-    """Return what sorts machines of a slice: names end in random letters."""
+    """Return a sort key for the machines of a slice, whose names end in random letters."""
     for item in instance.metadata.items:
         if item.key == "agent-worker-number":
             return int(item.value), instance.name
@@ -221,7 +223,7 @@ def _worker_number(instance: compute_v1.Instance) -> tuple[int, str]:
 
 
 def _notice(instances: Sequence[compute_v1.Instance]) -> str:
-    """Return a sentence about maintenance that is to come, or ""."""
+    """Return a sentence about scheduled maintenance, or ""."""
     for instance in instances:
         window = instance.resource_status.upcoming_maintenance
         if window.window_start_time:

@@ -1,8 +1,7 @@
-"""What is sent to Compute Engine for a pod: a template, a workload policy, a group a slice.
+"""Requests for a pod on Compute Engine: a template, a workload policy, a group per slice.
 
-The template comes first and goes last. It carries the pod's labels and what was asked for, so as
-long as anything of a pod is left, its template tells whose it is: groups and policies have no
-labels.
+The template is created first and deleted last. It has the pod's labels and the request, so it
+identifies the owner as long as anything of a pod exists. Groups and policies have no labels.
 """
 
 import math
@@ -10,18 +9,68 @@ import math
 from google.cloud import compute_v1
 
 from ....errors import ConfigError
-from ....hardware import Slice
+from ....hardware import Slice, list_chips
 from ....job.sections import LaunchSettings
 from ...config import PodConfig
 from ...pod import Tier, check_name
-from ..google.labels import check_labels
-from .machines import BOOT_DISK_GB, BOOT_DISKS, machine_type, source_image
+from ..google import check_labels
+
+SOURCE = "https://docs.cloud.google.com/tpu/docs/tpu-os-images (read 2026-11-16)"
+_IMAGES = "projects/ubuntu-os-accelerator-images/global/images/family"
+# Image families instead of dated images, which Google deprecates within weeks.
+IMAGES = {
+    chip.name: f"{_IMAGES}/{chip.gce_image_family}"
+    for chip in list_chips()
+    if chip.gce_image_family is not None
+}
+BOOT_DISK_GB = 200
+"""The default of 10 GB is too small for the software of a training job."""
+GENERATIONS = tuple(IMAGES)
+TOO_OLD = (
+    "Compute Engine makes slices of v5p, v6e and TPU7x; workload policies support no other TPUs "
+    "(https://docs.cloud.google.com/compute/docs/instance-groups/about-workload-policies)"
+)
+
+
+def machine_type(where: Slice) -> str:
+    """Return the machine type of a slice's hosts.
+
+    Raises:
+        ConfigError: Compute Engine has no machine with this TPU.
+    """
+    if where.chip.name not in GENERATIONS:
+        raise ConfigError(f"{where}: {TOO_OLD}. Use provider gcp or gke.")
+    suffix = f"-{where.chips_per_host}t"
+    return next(name for name in where.chip.gke_machine_types if name.endswith(suffix))
+
+
+def source_image(where: Slice, software_version: str | None) -> str:
+    """Return the boot image of hosts.
+
+    Args:
+        where: The slice.
+        software_version: An image (`projects/P/global/images/I` or `…/images/family/F`) or one of
+            Google's image families; None uses the family that Google recommends.
+
+    Raises:
+        ConfigError: It is an image name of the Cloud TPU API.
+    """
+    if software_version is None:
+        return IMAGES[where.chip.name]
+    if software_version.startswith(("v2-alpha-", "tpu-")) or software_version[0].isdigit():
+        raise ConfigError(
+            f"software_version {software_version!r} is an image of the Cloud TPU API; Compute "
+            f"Engine has its own, such as {IMAGES[where.chip.name].rsplit('/', 1)[1]!r}. Remove "
+            "it, or name one."
+        )
+    return software_version if "/" in software_version else f"{_IMAGES}/{software_version}"
+
 
 POD_LABEL = "tpukit-pod"
 SLICE_KEY, ZONE_KEY = "tpukit-slice", "tpukit-zone"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LONGEST_RUN_S = 7 * 24 * 3600
-"""Of machines that start flexibly, which is the most there is."""
+"""Longest run of flex-start machines, the maximum of the API."""
 IP_ALIAS = (
     "machines of Compute Engine always have addresses of the VPC network, and the API has no field "
     "to change that"
@@ -29,7 +78,7 @@ IP_ALIAS = (
 
 
 def group_name(name: str, index: int) -> str:
-    """Return the name of the group that is a pod's slice."""
+    """Return the group name of a pod's slice."""
     return f"{name}-s{index}"
 
 
@@ -39,22 +88,22 @@ def instance_template(
     """Return the template of a pod's machines.
 
     Args:
-        name: Of the pod, and of the template.
-        config: What is asked for.
-        launch: For the account that its hosts act as.
-        zone: Where.
-        ssh_key: `user:public key`, for the hosts' metadata.
+        name: Name of the pod and of the template.
+        config: The request.
+        launch: Has the service account of the hosts.
+        zone: The zone.
+        ssh_key: `user:public key` for the hosts' metadata.
 
     Raises:
-        ConfigError: Compute Engine cannot give that, or a label is not to its taste.
+        ConfigError: Compute Engine does not offer this, or a label is not valid.
     """
     check_name(name)
     where = config.slice
     machine, image = machine_type(where), source_image(where, config.software_version)
     facts = {
         "ssh-keys": ssh_key,
-        "enable-guest-attributes": "TRUE",  # where hosts tell their own keys
-        # Where a project lets people in by OS Login, keys in metadata would be ignored.
+        "enable-guest-attributes": "TRUE",  # hosts publish their ssh keys there
+        # With OS Login, a project ignores ssh keys in metadata.
         "enable-oslogin": "FALSE",
         SLICE_KEY: str(where),
         ZONE_KEY: zone,
@@ -68,13 +117,13 @@ def instance_template(
                 initialize_params=compute_v1.AttachedDiskInitializeParams(
                     source_image=image,
                     disk_size_gb=BOOT_DISK_GB,
-                    disk_type=BOOT_DISKS[where.chip.name],
+                    disk_type=where.chip.gce_boot_disk,
                 ),
             )
         ],
         network_interfaces=[_interface(config.network, outside=launch.external_addresses)],
         service_accounts=[
-            # Unlike Cloud TPU's, a machine that names no account has none.
+            # Unlike on Cloud TPU, a machine has no service account unless one is named.
             compute_v1.ServiceAccount(email=launch.service_account or "default", scopes=[SCOPE])
         ],
         scheduling=_scheduling(config, launch.flex_start_seconds),
@@ -95,7 +144,7 @@ def instance_template(
 
 
 def workload_policy(name: str, where: Slice) -> compute_v1.ResourcePolicy | None:
-    """Return the policy that joins machines into a slice; None for slices of one machine."""
+    """Return the policy that joins machines into a slice; None for single-machine slices."""
     if where.hosts == where.num_slices:
         return None
     return compute_v1.ResourcePolicy(
@@ -115,12 +164,12 @@ def instance_group(
     """Return the group of one slice of a pod.
 
     Args:
-        name: Of the pod.
-        index: Which slice.
-        where: All slices.
-        project: Whose.
-        region: Where the workload policy is.
-        bulk: Whether all machines are made at once or none.
+        name: Name of the pod.
+        index: Index of the slice.
+        where: The pod's slices.
+        project: The project.
+        region: Region of the workload policy.
+        bulk: Whether to create all machines at once or none.
     """
     group = compute_v1.InstanceGroupManager(
         name=group_name(name, index),
@@ -135,7 +184,7 @@ def instance_group(
         target_size_policy=compute_v1.InstanceGroupManagerTargetSizePolicy(
             mode="BULK" if bulk else "INDIVIDUAL"
         ),
-        # Lost machines are not made again one by one: the pod is lost, and another one asked for.
+        # Lost machines are not recreated one by one; the whole pod is replaced.
         instance_lifecycle_policy=compute_v1.InstanceGroupManagerInstanceLifecyclePolicy(
             default_action_on_failure="DO_NOTHING"
         ),
@@ -161,12 +210,12 @@ def _scheduling(config: PodConfig, flex_start_s: float | None) -> compute_v1.Sch
         return scheduling
     if config.tier is not Tier.ON_DEMAND:
         raise ConfigError(
-            f"launch.flex_start_seconds and {config.tier} are two ways to get machines; choose one."
+            f"launch.flex_start_seconds and {config.tier} exclude each other; set only one."
         )
     if flex_start_s > LONGEST_RUN_S:
         raise ConfigError(
-            f"launch.flex_start_seconds is {flex_start_s:g}; machines that start flexibly run "
-            f"{LONGEST_RUN_S} s (7 days) at most."
+            f"launch.flex_start_seconds is {flex_start_s:g}; flex-start machines run at most "
+            f"{LONGEST_RUN_S} s (7 days)."
         )
     scheduling.provisioning_model = "FLEX_START"
     scheduling.instance_termination_action = "DELETE"

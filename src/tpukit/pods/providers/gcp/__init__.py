@@ -1,1 +1,1 @@
-"""Cloud TPU by its own API (v2 … v6e): queued resources, with ssh to their machines."""
+"""Cloud TPU by its own API (v2 to v6e): queued resources, with ssh to their machines."""

@@ -1,26 +1,19 @@
-"""Google's client with our patience: every call has a deadline, and every error a way out."""
+"""The Cloud TPU client, with a deadline for every call and an explained error."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
 from google.api_core import exceptions
-from google.auth import exceptions as auth_exceptions
 from google.cloud import tpu_v2, tpu_v2alpha1
 
 from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
 from ...pod import Host
-from ..google.project import HOST_KEYS, GoogleProject
-from .failures import explained, is_silence
-from .reading import node_key
+from ..google import HOST_KEYS, GoogleProject
+from .reading import explained, is_silence, node_key
 
-PATIENCE_S = 4.0
-"""How long one question may take with all its calls: errors come within 5 s."""
-PAUSES_S = (0.1, 0.3, 0.6)
-"""Before each further try, where nobody answered."""
 ALL_ZONES = "-"
 PAGE = 1000
 T = TypeVar("T")
@@ -30,7 +23,7 @@ class CloudTPU(GoogleProject):
     """The Cloud TPU API for one project.
 
     Args:
-        launch: Project, credentials and endpoint.
+        launch: Has the project, credentials and endpoint.
     """
 
     default_endpoint = tpu_v2.TpuClient.DEFAULT_ENDPOINT
@@ -40,10 +33,10 @@ class CloudTPU(GoogleProject):
         self._lists_all_zones = True
 
     def parent(self, zone: str) -> str:
-        """Return the API's name of a zone."""
+        """Return the API's resource name of a zone."""
         return f"projects/{self.project}/locations/{zone}"
 
-    # Credentials are passed by hand, always: without them the client would look for some.
+    # Credentials are always passed explicitly, because the client would search for others.
 
     @cached_property
     def client(self) -> tpu_v2.TpuClient:
@@ -54,35 +47,17 @@ class CloudTPU(GoogleProject):
 
     @cached_property
     def alpha(self) -> tpu_v2alpha1.TpuClient:
-        """The client of version 2alpha1, which alone shows maintenance and reservations."""
+        """The client of version 2alpha1, the only one with maintenance and reservations."""
         return tpu_v2alpha1.TpuClient(
             credentials=self.identity.credentials, client_options={"api_endpoint": self.endpoint}
         )
 
-    def ask(self, call: Callable[[float], T], *, deadline: float | None = None) -> T:
-        """Make a call that may be made twice, and make it again where nobody answers.
+    def is_silence(self, error: Exception) -> bool:
+        """Return whether no answer came."""
+        return is_silence(error)
 
-        Args:
-            call: Takes the seconds it may last.
-            deadline: By `time.monotonic()`; `PATIENCE_S` from now where none is given.
-
-        Raises:
-            ProviderError: Nobody answers, or whoever asks is refused.
-        """
-        deadline = time.monotonic() + PATIENCE_S if deadline is None else deadline
-        pauses_s = iter(PAUSES_S)
-        while True:
-            try:
-                return call(max(0.2, deadline - time.monotonic()))
-            except exceptions.GoogleAPICallError as error:
-                pause_s = next(pauses_s, None) if is_silence(error) else None
-                if pause_s is None or time.monotonic() + pause_s > deadline:
-                    raise self._explained(error) from error
-            except auth_exceptions.GoogleAuthError as error:
-                raise self._explained(error) from error
-            time.sleep(pause_s)
-
-    def _explained(self, error: Exception) -> TPUError:
+    def explain(self, error: Exception) -> TPUError:
+        """Translate an error of the client to tpukit's."""
         return explained(error, source=self.identity.source, endpoint=self.endpoint)
 
     def get(self, name: str, *, deadline: float | None = None) -> tpu_v2.QueuedResource | None:
@@ -97,8 +72,8 @@ class CloudTPU(GoogleProject):
         return self.ask(call, deadline=deadline)
 
     def nodes(self, names: Iterable[str]) -> dict[tuple[str, str], tpu_v2.Node]:
-        """Return those nodes that are there, by `node_key`."""
-        found: dict[tuple[str, str], tpu_v2.Node] = {}
+        """Return the existing nodes by `node_key`."""
+        nodes: dict[tuple[str, str], tpu_v2.Node] = {}
         for name in names:
 
             def call(timeout_s: float, name: str = name) -> tpu_v2.Node | None:
@@ -109,8 +84,8 @@ class CloudTPU(GoogleProject):
 
             node = self.ask(call)
             if node is not None:
-                found[node_key(name)] = node
-        return found
+                nodes[node_key(name)] = node
+        return nodes
 
     def list_everywhere(
         self,
@@ -121,32 +96,37 @@ class CloudTPU(GoogleProject):
                 queued = self.list_queued(ALL_ZONES)
                 return queued, self.list_nodes(ALL_ZONES) if queued else {}
             except ConfigError:
-                # Other APIs of Google take "-" for all zones; of this one it is not documented.
+                # Google's other APIs accept "-" for all zones; this API does not document it.
                 self._lists_all_zones = False
         zones = self.zones()
         with ThreadPoolExecutor(max_workers=len(zones) or 1) as pool:
-            queued = [one for found in pool.map(self.list_queued, zones) for one in found]
-            used = {one.name.split("/")[3] for one in queued}
+            queued = [
+                resource
+                for resources in pool.map(self.list_queued, zones)
+                for resource in resources
+            ]
+            used = {resource.name.split("/")[3] for resource in queued}
             nodes: dict[tuple[str, str], tpu_v2.Node] = {}
-            for found in pool.map(self.list_nodes, used):
-                nodes.update(found)
+            for resources in pool.map(self.list_nodes, used):
+                nodes.update(resources)
         return queued, nodes
 
     def list_queued(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return all queued resources of a zone, or of all zones for "-".
 
         Raises:
-            ProviderError: Some zones could not be seen: what is there must not be taken for gone.
+            ProviderError: Some zones could not be listed, and their pods must not be taken for
+                deleted.
         """
 
         def call(timeout_s: float) -> list[tpu_v2.QueuedResource]:
-            found: list[tpu_v2.QueuedResource] = []
+            resources: list[tpu_v2.QueuedResource] = []
             request = tpu_v2.ListQueuedResourcesRequest(parent=self.parent(zone), page_size=PAGE)
             pager = self.client.list_queued_resources(request, retry=None, timeout=timeout_s)
             for page in pager.pages:
                 _check_reachable(page.unreachable)
-                found += page.queued_resources
-            return found
+                resources += page.queued_resources
+            return resources
 
         return self.ask(call)
 
@@ -154,18 +134,18 @@ class CloudTPU(GoogleProject):
         """Return all nodes of a zone, or of all zones for "-", by `node_key`."""
 
         def call(timeout_s: float) -> dict[tuple[str, str], tpu_v2.Node]:
-            found: dict[tuple[str, str], tpu_v2.Node] = {}
+            nodes: dict[tuple[str, str], tpu_v2.Node] = {}
             request = tpu_v2.ListNodesRequest(parent=self.parent(zone), page_size=PAGE)
             pager = self.client.list_nodes(request, retry=None, timeout=timeout_s)
             for page in pager.pages:
                 _check_reachable(page.unreachable)
-                found.update({node_key(node.name): node for node in page.nodes})
-            return found
+                nodes.update({node_key(node.name): node for node in page.nodes})
+            return nodes
 
         return self.ask(call)
 
     def host_keys(self, host: Host, *, zone: str) -> list[str]:
-        """Return the ssh keys that a host has published in its guest attributes; none before."""
+        """Return the ssh keys that a host has published in its guest attributes, if any."""
         node = f"{self.parent(zone)}/nodes/{host.name.rpartition('-w')[0]}"
         request = tpu_v2.GetGuestAttributesRequest(
             name=node, query_path=HOST_KEYS, worker_ids=[str(host.worker_id)]
@@ -176,7 +156,11 @@ class CloudTPU(GoogleProject):
                 reply = self.client.get_guest_attributes(request, retry=None, timeout=timeout_s)
             except exceptions.NotFound:
                 return []
-            items = [item for one in reply.guest_attributes for item in one.query_value.items]
+            items = [
+                item
+                for attributes in reply.guest_attributes
+                for item in attributes.query_value.items
+            ]
             return [f"{item.key} {item.value}" for item in items]
 
         return self.ask(call)
@@ -185,21 +169,21 @@ class CloudTPU(GoogleProject):
         """Return the accelerator types of a zone."""
 
         def call(timeout_s: float) -> list[str]:
-            found = self.client.list_accelerator_types(
+            types = self.client.list_accelerator_types(
                 parent=self.parent(zone), retry=None, timeout=timeout_s
             )
-            return sorted(one.type_ for one in found)
+            return sorted(accelerator.type_ for accelerator in types)
 
         return self.ask(call)
 
     def zones(self) -> list[str]:
-        """Return the zones in which the project may ask."""
+        """Return the zones that are available to the project."""
 
         def call(timeout_s: float) -> list[str]:
             reply = self.client.list_locations(
                 {"name": f"projects/{self.project}"}, retry=None, timeout=timeout_s
             )
-            return sorted(one.location_id for one in reply.locations)
+            return sorted(location.location_id for location in reply.locations)
 
         return self.ask(call)
 
@@ -207,6 +191,6 @@ class CloudTPU(GoogleProject):
 def _check_reachable(unreachable: Iterable[str]) -> None:
     if missing := sorted(unreachable):
         raise ProviderError(
-            f"Cloud TPU cannot see {', '.join(missing)} now, so its list is not whole; ask again "
-            "later, or name the zones in launch.zones."
+            f"Cloud TPU cannot list {', '.join(missing)} now, so its list is incomplete; try "
+            "again later, or name the zones in launch.zones."
         )

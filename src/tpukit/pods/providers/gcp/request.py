@@ -1,40 +1,59 @@
-"""What is sent to Cloud TPU for a pod: one queued resource with a node for each slice."""
+"""Requests for a pod on Cloud TPU: one queued resource, with a node per slice."""
 
 import math
+import re
 import uuid
 
 from google.cloud import tpu_v2
 from google.protobuf import duration_pb2
 
 from ....errors import ConfigError
-from ....hardware import Slice
+from ....hardware import Slice, list_chips
 from ....job.sections import LaunchSettings
 from ...config import PodConfig
 from ...pod import Tier, check_name
-from ..google.labels import check_labels
-from .runtimes import runtime_version
+from ..google import check_labels
+
+SOURCE = "https://cloud.google.com/tpu/docs/runtimes (read 2026-11-16)"
+_TENSORFLOW = re.compile(r"\d+\.\d+(\.\d+)?")
+
+
+def runtime_version(where: Slice, software_version: str | None) -> str:
+    """Return the API's runtime version for a slice.
+
+    Args:
+        where: The slice.
+        software_version: A runtime version, or a bare number such as "2.8.0" for the image of that
+            TensorFlow version (`tpu-vm-tf-2.8.0`, with `-pod` for slices of several hosts).
+    """
+    if software_version is None:
+        if where.chip.tpu_api_image is None:
+            raise ConfigError(f"{where}: the Cloud TPU API has no image for {where.chip.title}.")
+        return where.chip.tpu_api_image
+    if _TENSORFLOW.fullmatch(software_version):
+        several = "-pod" if where.hosts > 1 else ""
+        return f"tpu-vm-tf-{software_version}{several}"
+    return software_version
+
 
 _REQUESTS = uuid.UUID("6f1d3c52-2f0e-5b0e-9d4a-5a8f0f7b7c11")
 CONFIG_TYPES = {
-    "v2": tpu_v2.AcceleratorConfig.Type.V2,
-    "v3": tpu_v2.AcceleratorConfig.Type.V3,
-    "v4": tpu_v2.AcceleratorConfig.Type.V4,
-    "v5e": tpu_v2.AcceleratorConfig.Type.V5LITE_POD,
-    "v5p": tpu_v2.AcceleratorConfig.Type.V5P,
-    "v6e": tpu_v2.AcceleratorConfig.Type.V6E,
+    chip.name: tpu_v2.AcceleratorConfig.Type[chip.tpu_api_type]
+    for chip in list_chips()
+    if chip.tpu_api_type is not None
 }
 NOT_THIS_API = (
-    "the Cloud TPU API ends with v6e, and Google gives TPU7x and later through GKE or Compute "
-    "Engine alone"
+    "the Cloud TPU API ends with v6e; Google offers TPU7x and later only through GKE and Compute "
+    "Engine"
 )
-NO_FLEX_START = "Google's client for this API has no field that asks for it; gke and gce have"
+NO_FLEX_START = "Google's client for this API has no field for it; gke and gce have one"
 IP_ALIAS = (
     "TPU VMs always have addresses of the VPC network, and the API has no field to change that"
 )
 
 
 def request_id(project: str, zone: str, name: str, *, owner: str) -> str:
-    """Return the id by which the API knows a repeated request of one owner for the same pod."""
+    """Return the id by which the API recognizes an owner's repeated request for a pod."""
     return str(uuid.uuid5(_REQUESTS, f"{project}/{zone}/{name}/{owner}"))
 
 
@@ -44,14 +63,14 @@ def queued_resource(
     """Return the request for a pod.
 
     Args:
-        name: Of the pod, its queued resource and its node; slices of several get `-0`, `-1`, ….
-        config: What is asked for.
-        launch: For the account that its hosts act as.
+        name: Name of the pod, its queued resource and its node; several slices get `-0`, `-1`, ….
+        config: The request.
+        launch: Has the service account of the hosts.
         parent: `projects/…/locations/…`.
-        ssh_key: `user:public key`, for the hosts' metadata.
+        ssh_key: `user:public key` for the hosts' metadata.
 
     Raises:
-        ConfigError: The API cannot give that, or a label is not to its taste.
+        ConfigError: The API does not offer this, or a label is not valid.
     """
     check_name(name)
     where = config.slice
@@ -71,17 +90,17 @@ def queued_resource(
         )
     else:
         spec.node_id = name
-    asked = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    resource = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
     if config.tier is Tier.SPOT:
-        asked.spot = tpu_v2.QueuedResource.Spot()
+        resource.spot = tpu_v2.QueuedResource.Spot()
     elif config.tier is Tier.RESERVED:
-        asked.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+        resource.guaranteed = tpu_v2.QueuedResource.Guaranteed()
         if config.reservation is not None:
-            asked.reservation_name = _reservation(config.reservation, parent)
-    asked.queueing_policy.valid_until_duration = duration_pb2.Duration(
+            resource.reservation_name = _reservation(config.reservation, parent)
+    resource.queueing_policy.valid_until_duration = duration_pb2.Duration(
         seconds=max(1, math.ceil(config.queue_timeout_s))
     )
-    return asked
+    return resource
 
 
 def _node(where: Slice, config: PodConfig, launch: LaunchSettings, ssh_key: str) -> tpu_v2.Node:
@@ -95,7 +114,7 @@ def _node(where: Slice, config: PodConfig, launch: LaunchSettings, ssh_key: str)
             spot=config.tier is Tier.SPOT, reserved=config.tier is Tier.RESERVED
         ),
         labels=check_labels(config.labels),
-        # Hosts tell their own keys there, before anybody logs in.
+        # Hosts publish their ssh keys there before the first login.
         metadata={"ssh-keys": ssh_key, "enable-guest-attributes": "TRUE"},
     )
     if launch.service_account is not None:
@@ -109,7 +128,7 @@ def accelerator_type(where: Slice) -> str:
     """Return the API's name of a slice.
 
     Raises:
-        ConfigError: The API does not offer its generation.
+        ConfigError: The API does not offer the generation.
     """
     if where.api_name is None or where.chip.name not in CONFIG_TYPES:
         raise ConfigError(f"{where}: {NOT_THIS_API}; use provider gke or gce.")

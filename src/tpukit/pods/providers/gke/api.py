@@ -1,6 +1,6 @@
 """The cluster's API through the unmodified `kubernetes` client, with documents as plain data.
 
-The client's own models are not used: loading them takes seconds, and a JobSet has none.
+The client's models are not used, because they take seconds to load and lack JobSet.
 """
 
 import json
@@ -17,17 +17,101 @@ from kubernetes.client.api_client import ApiClient
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
 
-from ....errors import ProviderError
+from ....errors import PodUnavailable, ProviderError, TPUBackendError
 from ....job.sections import LaunchSettings
-from ...manifests.reading import at
-from .failures import CANNOT_ANSWER, Unanswered, explain, status_of
+from ...manifests.reading import at, mapping
+
+INSTALL_JOBSET = (
+    "kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+)
+
+
+CANNOT_ANSWER = (429, 500, 503, 504)
+
+
+class Unanswered(ProviderError):
+    """No answer came, so that the call may or may not have taken effect."""
+
+
+def status_of(error: ApiException) -> dict[str, Any]:
+    """Return the Status object of an answer, or an empty one."""
+    try:
+        status: Any = json.loads(error.body or b"")
+    except (ValueError, TypeError):
+        return {}
+    return dict(mapping(status))
+
+
+def explain(error: Exception, *, server: str, doing: str) -> TPUBackendError:
+    """Translate an error of the client library to tpukit's.
+
+    Args:
+        error: The library's error.
+        server: The server's address.
+        doing: The action, for example "create jobsets".
+    """
+    if isinstance(error, ApiException):
+        return _refused(error, server, doing)
+    reason: Any = getattr(error, "reason", None) or error
+    if isinstance(reason, urllib3.exceptions.SSLError):
+        return ProviderError(
+            f"The certificate of the cluster at {server} cannot be trusted ({_short(reason)}); "
+            "fetch its kubeconfig again (gcloud container clusters get-credentials)."
+        )
+    return Unanswered(
+        f"The cluster at {server} cannot be reached ({_short(reason)}); check the network, the "
+        "address in the kubeconfig, and that the cluster runs."
+    )
+
+
+def _refused(error: ApiException, server: str, doing: str) -> TPUBackendError:
+    status = status_of(error)
+    message = str(status.get("message") or error.reason)
+    code = error.status or 0
+    if code == 401:
+        return ProviderError(
+            f"The cluster at {server} does not accept the credentials (401). Sign in again "
+            "(gcloud auth login), see that gke-gcloud-auth-plugin is installed, or choose another "
+            "context (launch.context)."
+        )
+    if code == 403 and "exceeded quota" in message:
+        return PodUnavailable(
+            f"The namespace's quota is used up: {message}. Free some quota, or request more.",
+            cause="quota",
+        )
+    if code == 403:
+        return ProviderError(
+            f"Not allowed to {doing} in the cluster at {server} (403): {message}. Ask for a role "
+            "that may, or choose another namespace (launch.namespace)."
+        )
+    if code == 404 and at(status, "details", "kind") == "namespaces":
+        name = at(status, "details", "name")
+        return ProviderError(
+            f"There is no namespace {name!r} in the cluster at {server}; set launch.namespace, or "
+            f"make it: kubectl create namespace {name}."
+        )
+    if code == 404 and "could not find the requested resource" in message:
+        return ProviderError(
+            f"The cluster at {server} lacks what is needed to {doing}: install JobSet "
+            f"({INSTALL_JOBSET}) and, for queues, Kueue."
+        )
+    if code in CANNOT_ANSWER:
+        return Unanswered(f"The cluster at {server} cannot answer now ({code}): {message}.")
+    return ProviderError(f"The cluster at {server} refused to {doing} ({code}): {message}.")
+
+
+def _short(reason: object) -> str:
+    text = str(reason)
+    return text.rpartition(">: ")[2] or text.partition(":")[0]
+
 
 Object = dict[str, Any]
 
 CONNECT_S, ANSWER_S = 2.0, 4.0
-AGAIN_S, PAUSE_S = 0.5, 0.1  # how long, and how often, what does no harm is asked again
-LOAD_S = 4.0  # for the kubeconfig, whose plugin asks who is there
-STREAM_S = 60.0  # a stream that is silent for so long is opened anew
+AGAIN_S, PAUSE_S = 0.5, 0.1  # for retries of idempotent calls
+LOAD_S = 4.0  # for the kubeconfig, whose plugin may make a network request
+STREAM_S = 60.0  # a stream that is silent for so long is reopened
 MOST_CONNECTIONS = 512
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -36,10 +120,10 @@ CORE = "/api/v1"
 
 
 class ClusterApi:
-    """Calls to one cluster. Every method may be called from any thread.
+    """Calls to one cluster, usable from any thread.
 
     Args:
-        launch: Which context of the kubeconfig, and another address where that is wanted.
+        launch: Has the kubeconfig context, and optionally another address.
     """
 
     def __init__(self, launch: LaunchSettings) -> None:
@@ -54,10 +138,10 @@ class ClusterApi:
         return self._endpoint or str(self._loaded().configuration.host)
 
     def get(self, path: str, **query: str) -> Object | None:
-        """Return an object; None where there is none.
+        """Return an object, or None if it does not exist.
 
         Raises:
-            ProviderError: The cluster cannot be reached, or refuses.
+            ProviderError: The cluster cannot be reached, or refuses the request.
         """
         try:
             return self._call("GET", path, query=query)
@@ -67,10 +151,10 @@ class ClusterApi:
             raise explain(error, server=self.server, doing=f"get {_what(path)}") from None
 
     def offers(self, path: str) -> bool:
-        """Whether the cluster knows a version of a group of kinds, such as JobSet's.
+        """Return whether the cluster has an API version, such as JobSet's.
 
         Raises:
-            ProviderError: The cluster cannot be reached, or refuses.
+            ProviderError: The cluster cannot be reached, or refuses the request.
         """
         try:
             self._call("GET", path)
@@ -81,27 +165,27 @@ class ClusterApi:
         return True
 
     def list(self, path: str, **query: str) -> tuple[list[Object], str]:
-        """Return all objects under a path, and the version of the list.
+        """Return all objects under a path, and the list's resource version.
 
         Raises:
-            ProviderError: The cluster cannot be reached, or refuses.
+            ProviderError: The cluster cannot be reached, or refuses the request.
         """
-        found: list[Object] = []
+        objects: list[Object] = []
         more = ""
         with self._explained(f"list {_what(path)}"):
             while True:
                 page = self._call("GET", path, query={"limit": "500", **query, **_continue(more)})
-                found += page.get("items") or []
+                objects += page.get("items") or []
                 metadata = page["metadata"]
                 more = metadata.get("continue") or ""
                 if not more:
-                    return found, str(metadata.get("resourceVersion", ""))
+                    return objects, str(metadata.get("resourceVersion", ""))
 
     def create(self, path: str, body: Object) -> Object | None:
-        """Make an object; return None where there is one of that name.
+        """Create an object; return None if one of that name exists.
 
         Raises:
-            ProviderError: The cluster cannot be reached, or refuses.
+            ProviderError: The cluster cannot be reached, or refuses the request.
             PodUnavailable: A quota is used up.
         """
         try:
@@ -112,7 +196,7 @@ class ClusterApi:
             raise explain(error, server=self.server, doing=f"create {_what(path)}") from None
 
     def patch(self, path: str, body: Object) -> None:
-        """Merge a change into an object; one that is not there is no error."""
+        """Merge a change into an object; a missing object is no error."""
         try:
             self._call("PATCH", path, body=body, content_type="application/merge-patch+json")
         except ApiException as error:
@@ -122,7 +206,7 @@ class ClusterApi:
     def delete(
         self, path: str, *, propagation: str = "Background", grace_s: int | None = None
     ) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Delete an object; a missing object is no error."""
         options: Object = {"propagationPolicy": propagation}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -133,10 +217,10 @@ class ClusterApi:
                 raise explain(error, server=self.server, doing=f"delete {_what(path)}") from None
 
     def stream(self, path: str, **query: str) -> "Stream":
-        """Open an answer that goes on: a watch, or a log.
+        """Open a streaming answer: a watch or a log.
 
         Raises:
-            ApiException: It was refused.
+            ApiException: The server refused the request.
             ProviderError: The cluster cannot be reached.
         """
         return Stream(self._send("GET", path, query=query, timeout_s=(CONNECT_S, STREAM_S)))
@@ -162,7 +246,7 @@ class ClusterApi:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """Ask once; or, where asking again does no harm, a few times within a moment."""
+        """Make a call, and retry it for a moment if it is idempotent."""
         began = time.monotonic()
         while True:
             try:
@@ -201,7 +285,7 @@ class ClusterApi:
             header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
-            # Not set in the configuration: the client reads its address anew with its token.
+            # Not part of the configuration, because the client rereads its address with its token.
             _host=self._endpoint,
         )
         try:
@@ -221,25 +305,25 @@ class ClusterApi:
             return self._client
 
     def _configuration(self) -> Configuration:
-        """Read the kubeconfig, or what a Pod of the cluster itself is given."""
-        made = Configuration()
+        """Load the kubeconfig, or the configuration of a Pod inside the cluster."""
+        configuration = Configuration()
         failures: list[Exception] = []
 
         def load() -> None:
             try:
                 if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-                    config.load_incluster_config(client_configuration=made)
+                    config.load_incluster_config(client_configuration=configuration)
                 else:
                     config.load_kube_config(
                         config_file=os.environ.get("KUBECONFIG") or None,
                         context=self._context,
-                        client_configuration=made,
+                        client_configuration=configuration,
                         persist_config=False,
                     )
             except (config.ConfigException, OSError, TypeError, KeyError) as error:
                 failures.append(error)
 
-        # In a thread: a plugin for credentials may ask somebody who does not answer.
+        # In a thread, because a credential plugin may wait for a server that does not answer.
         loading = threading.Thread(target=load, name="tpukit-kubeconfig", daemon=True)
         loading.start()
         loading.join(LOAD_S)
@@ -254,19 +338,19 @@ class ClusterApi:
                 "clusters get-credentials, and name it in KUBECONFIG or its context in "
                 "launch.context."
             )
-        made.retries = 0  # who asks decides whether to ask again
-        made.connection_pool_maxsize = MOST_CONNECTIONS
-        return made
+        configuration.retries = 0  # the caller decides on retries
+        configuration.connection_pool_maxsize = MOST_CONNECTIONS
+        return configuration
 
 
 class Stream:
-    """Lines of an answer that goes on."""
+    """Lines of a streaming answer."""
 
     def __init__(self, response: urllib3.HTTPResponse) -> None:
         self._response = response
 
     def lines(self) -> Iterator[str]:
-        """Return lines as they come; ends when the answer does, or the connection breaks."""
+        """Yield lines as they come, until the answer ends or the connection breaks."""
         rest = b""
         try:
             for part in self._response.stream(amt=None, decode_content=False):
@@ -274,14 +358,14 @@ class Stream:
                 for line in lines:
                     yield line.decode("utf-8", errors="replace")
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            return  # a half line will come again, whole
+            return  # a partial line is sent again later
         finally:
             self.close()
         if rest:
             yield rest.decode("utf-8", errors="replace")
 
     def interrupt(self) -> None:
-        """Let `lines` end, from another thread."""
+        """End `lines` from another thread."""
         with suppress(OSError, ValueError, RuntimeError, urllib3.exceptions.HTTPError):
             self._response.shutdown()
 

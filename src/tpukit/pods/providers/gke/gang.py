@@ -1,9 +1,10 @@
-"""The gang that a JobSet is: its logs, its steps, its restarts and its end, as they happen."""
+"""The gang of a JobSet: reports its logs, steps, restarts and end as they happen."""
 
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ....errors import ProviderError
 from ....records.reporting import read_report
@@ -14,28 +15,151 @@ from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Command, Ended, GangEvent, Line, Restarted, StepCompleted
 from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
-from .following import Follower
-from .logs import LogStream
-from .reading import hosts_of
-from .rounds import PodRound, attempt_of
-from .signals import Signal, condition, is_evicted, jobset_signal, workload_signal
+from .following import Follower, LogStream
+from .signals import (
+    Signal,
+    condition,
+    hosts_of,
+    is_evicted,
+    jobset_signal,
+    pod_signal,
+    workload_signal,
+)
 
-UNREACHABLE_S = 300.0  # for an outage of the API; the Pods may well go on without it
-SETTLE_S = 5.0  # for the last lines and the last states of Pods, once the JobSet has ended
+_OVER = ("Succeeded", "Failed")
+# From primary causes to those that follow from others.
+_ORDER = (
+    *(Cause.IMAGE, Cause.CONFIGURATION, Cause.DIRTY_HOST, Cause.OUT_OF_MEMORY, Cause.KILLED),
+    *(Cause.DEADLINE, Cause.HUNG, Cause.STORAGE, Cause.BAD_INPUT, Cause.DIVERGED, Cause.FAILED),
+    *(Cause.NOTICE, Cause.ABORTED, Cause.PEER_LOST),
+)
+
+
+@dataclass
+class RoundMember:
+    """A Pod of a round.
+
+    Attributes:
+        pod: Its latest document.
+        ended_as: Its document when it was first seen ended; None while it runs.
+        is_gone: Whether its object is deleted.
+    """
+
+    host: str
+    pod: Object
+    ended_as: Object | None = None
+    is_gone: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it runs no more."""
+        return self.is_gone or self.ended_as is not None
+
+    @property
+    def was_deleted_by_job(self) -> bool:
+        """Whether the Job deleted it after another Pod had failed."""
+        ended = self.ended_as or self.pod
+        return bool(at(ended, "metadata", "deletionTimestamp")) and not is_evicted(ended)
+
+
+@dataclass
+class PodRound:
+    """The Pods that run together between two restarts.
+
+    Attributes:
+        attempt: JobSet's number of the round.
+        suspended: Kueue's message when it took the quota back.
+        nodes: Nodes at the time when a Pod on them was evicted, by name.
+    """
+
+    attempt: int
+    members: dict[str, RoundMember] = field(default_factory=dict[str, RoundMember])
+    suspended: Signal | None = None
+    nodes: dict[str, Object] = field(default_factory=dict[str, Object])
+
+    def see(self, pod: Object, *, is_there: bool) -> RoundMember:
+        """Record a Pod."""
+        uid = pod["metadata"]["uid"]
+        member = self.members.get(uid)
+        if member is None:
+            member = self.members[uid] = RoundMember(host_of(pod), pod)
+        member.pod = pod
+        if at(pod, "status", "phase") in _OVER and member.ended_as is None:
+            member.ended_as = pod
+        member.is_gone = member.is_gone or not is_there
+        return member
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its Pods have ended, but not all successfully."""
+        return bool(self.members) and all(member.is_over for member in self.members.values())
+
+    def stuck(self) -> Ending | None:
+        """Return why one of its containers can never start, or None."""
+        for member in self.members.values():
+            signal = pod_signal(member.pod) if member.ended_as is None else None
+            if signal and signal.cause in (Cause.IMAGE, Cause.CONFIGURATION):
+                return signal.on(member.host)
+        return None
+
+    def ending(self) -> Ending:
+        """Return the cause of its end: an evicted Pod, or the one that failed first."""
+        seen = [(member, self._signal(member)) for member in self.members.values()]
+        evicted = [(member, signal) for member, signal in seen if signal and is_evicted(member.pod)]
+        if evicted:
+            member, signal = evicted[0]
+            return signal.on(member.host)
+        if self.suspended:
+            return self.suspended.on("")
+        failed = [(member, signal) for member, signal in seen if signal]
+        first = [
+            (member, signal) for member, signal in failed if not member.was_deleted_by_job
+        ] or failed
+        if first:
+            member, signal = min(first, key=lambda pair: _rank(pair[1].cause))
+            return signal.on(member.host)
+        gone = [member.host for member in self.members.values() if member.ended_as is None]
+        if gone:
+            return Ending(Cause.NODE_GONE, host=gone[0], evidence="the Pod vanished")
+        return Ending(Cause.KILLED, evidence="the Pods ended without a reason")
+
+    def _signal(self, member: RoundMember) -> Signal | None:
+        ended = member.ended_as or member.pod
+        node = self.nodes.get(str(at(ended, "spec", "nodeName")))
+        return pod_signal(ended, node)
+
+
+def attempt_of(pod: Object) -> int:
+    """Return JobSet's attempt number of a Pod."""
+    text = str(at(pod, "metadata", "labels", names.RESTART_ATTEMPT) or "0")
+    return int(text) if text.isdigit() else 0
+
+
+def host_of(pod: Object) -> str:
+    """Return the host name of a Pod, which is its name without the random suffix."""
+    return str(at(pod, "spec", "hostname") or pod["metadata"]["name"].rpartition("-")[0])
+
+
+def _rank(cause: Cause) -> int:
+    return _ORDER.index(cause) if cause in _ORDER else len(_ORDER)
+
+
+UNREACHABLE_S = 300.0  # for an API outage, during which Pods may well continue
+SETTLE_S = 5.0  # for the last lines and states of Pods after the JobSet has ended
 LOOK_S = 0.25
 
 
 class JobSetGang:
-    """Follows the processes of a JobSet, across its restarts.
+    """Follows the processes of a JobSet across its restarts.
 
-    An error of the program ends it at once, and so does a hang: the JobSet is deleted then, since
-    it would start the same again.
+    After an error of the program, or a hang, the JobSet is deleted at once, because it would start
+    the same again.
 
     Args:
         api: The cluster.
-        pod: Whose JobSet it is.
-        command: What it runs; here only how long a step may take.
-        attempt: The supervisor's number of the attempt that runs now.
+        pod: The pod of the JobSet.
+        command: The command, of which only the time limits are used.
+        attempt: The supervisor's number of the current attempt.
     """
 
     def __init__(self, api: ClusterApi, pod: Pod, command: Command, *, attempt: int) -> None:
@@ -46,8 +170,8 @@ class JobSetGang:
         self._events: list[GangEvent] = []
         self._attempt = attempt
         self._round: PodRound | None = None
-        self._streams: dict[str, LogStream] = {}  # by the Pod's uid
-        self._handover: threading.Thread | None = None  # from the attempt before
+        self._streams: dict[str, LogStream] = {}  # keys are Pod uids
+        self._handover: threading.Thread | None = None  # of the previous attempt
         self._jobset: Object | None = None
         self._is_gone = False
         self._over = False
@@ -67,11 +191,11 @@ class JobSetGang:
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """The hosts it runs on, in the order of process ids."""
+        """Its hosts, in the order of process ids."""
         return self._hosts
 
     def wait(self, timeout_s: float) -> list[GangEvent]:
-        """Return what happened, as soon as something has; nothing after `timeout_s`."""
+        """Return new events as soon as there are any; an empty list after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._decide()
@@ -84,7 +208,7 @@ class JobSetGang:
                     return events
 
     def stop(self, grace_s: float) -> None:
-        """Delete the JobSet: its processes are told to save and end, and killed after that."""
+        """Delete the JobSet: its processes save and end, and are killed if they run too long."""
         with self._lock:
             if self._over:
                 return
@@ -98,7 +222,7 @@ class JobSetGang:
         self._end(Ending(Cause.STOPPED))
 
     def close(self) -> None:
-        """End everything at once and release it; may be called again."""
+        """End all processes at once and release resources; repeated calls do nothing."""
         with self._lock:
             was_over, self._over = self._over, True
         if not was_over:
@@ -110,7 +234,7 @@ class JobSetGang:
         for stream in self._streams.values():
             stream.close()
 
-    # What is seen, in the threads of those who see it.
+    # Updates, in the threads of the followers.
 
     def _see_pod(self, pod: Object, is_there: bool) -> None:
         with self._changed:
@@ -124,14 +248,14 @@ class JobSetGang:
                 if attempt_of(pod) > current.attempt or (current.is_over and is_there):
                     is_same = attempt_of(pod) == current.attempt
                     if is_same and self._is_queued and current.suspended is None:
-                        # JobSet did not restart it: it was suspended and resumed.
+                        # The JobSet was suspended and resumed, not restarted.
                         current.suspended = Signal(Cause.QUEUE, "the JobSet was suspended")
                     self._restart(current)
                     current = self._round = PodRound(attempt_of(pod))
                 elif attempt_of(pod) < current.attempt:
                     return
             current.see(pod, is_there=is_there)
-            self._look_at_node(current, pod)
+            self._record_node(current, pod)
             started = at(pod, "status", "phase") in ("Running", "Succeeded", "Failed")
             if started and uid not in self._streams:
                 host = current.members[uid].host
@@ -155,11 +279,11 @@ class JobSetGang:
             self._jobset, self._is_gone = jobset, not is_there
             is_suspended = at(jobset, "spec", "suspend") is True
             if self._round and is_suspended:
-                self._progressed_at = None  # nothing runs, so nothing can be late
+                self._progressed_at = None  # nothing runs, so no step can be late
                 if self._round.suspended is None:
                     self._round.suspended = self._why_suspended(jobset)
             elif self._round and not self._round.is_over:
-                self._round.suspended = None  # it was of the round before
+                self._round.suspended = None  # it belongs to the previous round
             self._changed.notify_all()
 
     def _take(self, host: str, text: str) -> None:
@@ -175,7 +299,7 @@ class JobSetGang:
             self._changed.notify_all()
 
     def _restart(self, before: PodRound) -> None:
-        """A new round has begun: say how the one before ended."""
+        """Start a new round, and report how the previous one ended."""
         ending = before.ending()
         self._progressed_at, self._seen_step = None, False
         if ending.cause.kind is Kind.APPLICATION:
@@ -187,10 +311,10 @@ class JobSetGang:
             target=self._hand_over, args=(streams, event), name="tpukit-restart", daemon=True
         )
         handover.start()
-        self._handover = handover  # only now: other threads join what they find here
+        self._handover = handover  # last, because other threads join these streams
 
     def _hand_over(self, streams: Sequence[LogStream], event: Restarted) -> None:
-        """Say that a new attempt runs when the last line of the one before was read."""
+        """Report a new attempt after the last line of the previous one was read."""
         deadline = time.monotonic() + SETTLE_S
         for stream in streams:
             stream.join(max(0.0, deadline - time.monotonic()))
@@ -198,35 +322,37 @@ class JobSetGang:
             self._events.append(event)
             self._changed.notify_all()
 
-    # What follows, in the caller's thread.
+    # Decisions, in the caller's thread.
 
     def _decide(self) -> None:
-        """End the gang where the JobSet has ended, cannot start, hangs, or is out of reach."""
+        """End the gang if the JobSet has ended, cannot start, hangs or is unreachable."""
         with self._lock:
             if self._over or self._stopping:
                 return
             fatal = self._fatal or (self._round.stuck() if self._round else None)
             over = self._fatal is None and self._jobset_ending()
         if fatal or self._is_hung():
-            with suppress(ProviderError):  # then at the next look
+            with suppress(ProviderError):  # the next call decides again
                 self._api.delete(self._path, propagation="Foreground")
                 self._kill_pods()
                 self._end(fatal or self._hung())
         elif over:
             self._end(over)
-        elif (silent_s := min(one.unreachable_s for one in self._followers)) > UNREACHABLE_S:
-            said = f"the cluster has not answered for {silent_s:.0f} s"
-            self._end(Ending(Cause.UNREACHABLE, evidence=said))
+        elif (
+            silent_s := min(follower.unreachable_s for follower in self._followers)
+        ) > UNREACHABLE_S:
+            text = f"the cluster has not answered for {silent_s:.0f} s"
+            self._end(Ending(Cause.UNREACHABLE, evidence=text))
 
     def _jobset_ending(self) -> Ending | None:
-        """Return how the JobSet ended, once its Pods have told theirs; None while it goes on."""
+        """Return how the JobSet ended, once its Pods' endings are known; None while it runs."""
         never_there = self._jobset is None and self._followers[-1].has_listed
         if self._is_gone or never_there:
             return Ending(Cause.STOPPED, evidence="the JobSet was deleted")
         if self._jobset is None:
             return None
         failed, done = jobset_signal(self._jobset), condition(self._jobset, "Completed")
-        if not (failed or done) or not self._have_pods_told():
+        if not (failed or done) or not self._are_endings_known():
             return None
         if failed is None:
             return Ending(Cause.DONE)
@@ -235,8 +361,8 @@ class JobSetGang:
         ending = self._round.ending()
         return Ending(ending.cause, ending.host, f"{ending.evidence}; {failed.evidence}")
 
-    def _have_pods_told(self) -> bool:
-        """Whether the Pods of a JobSet that has ended were seen to the end, or will not be."""
+    def _are_endings_known(self) -> bool:
+        """Return whether the endings of all Pods are known, or will never be."""
         if self._round is not None and self._round.is_over:
             return True
         if self._pods.silent_since is not None:
@@ -258,7 +384,7 @@ class JobSetGang:
         return Ending(Cause.HUNG, evidence=f"no report of {first}step for {limit_s:g} s")
 
     def _end(self, ending: Ending) -> None:
-        """Read the last lines, then say that it is over."""
+        """Read the last lines, then report the end."""
         if self._handover is not None:
             self._handover.join()
         deadline = time.monotonic() + SETTLE_S
@@ -270,10 +396,10 @@ class JobSetGang:
                 self._events.append(Ended(ending))
             self._changed.notify_all()
 
-    # Asking the cluster.
+    # Queries to the cluster.
 
-    def _look_at_node(self, round_: PodRound, pod: Object) -> None:
-        """Keep what the node of an evicted Pod says at that time, where it may be seen."""
+    def _record_node(self, round_: PodRound, pod: Object) -> None:
+        """Record the node of an evicted Pod at that time, if it can be read."""
         name = str(at(pod, "spec", "nodeName"))
         if is_evicted(pod) and name not in round_.nodes:
             with suppress(ProviderError):
@@ -283,10 +409,10 @@ class JobSetGang:
         path = f"{KUEUE}/namespaces/{self._api.namespace}/workloads"
         uid = jobset["metadata"]["uid"]
         with suppress(ProviderError):
-            for one in self._api.list(path)[0]:
-                owners = one["metadata"].get("ownerReferences", ())
+            for workload in self._api.list(path)[0]:
+                owners = workload["metadata"].get("ownerReferences", ())
                 if any(owner["uid"] == uid for owner in owners) and (
-                    signal := workload_signal(one)
+                    signal := workload_signal(workload)
                 ):
                     return signal
         return Signal(Cause.QUEUE, "the JobSet was suspended")

@@ -3,44 +3,141 @@
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from ....errors import ConfigError, PodUnavailable, ProviderError
+from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
+from ....hardware import list_chips
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...manifests import names
+from ...manifests.findings import LintReport, finding
 from ...manifests.jobset import CONTAINER
+from ...manifests.lint import lint
 from ...manifests.manifest import Manifest, build_manifest
-from ...manifests.reading import at, texts
+from ...manifests.reading import at, pools_of, texts
 from ...pod import Host, Pod
-from ..protocol import Capabilities, Command
-from ..terms import check_terms
-from .api import AGAIN_S, CORE, JOBSETS, KUEUE, PAUSE_S, ClusterApi, Object
-from .failures import Unanswered
+from ..protocol import Capabilities, Command, check_terms
+from .api import (
+    AGAIN_S,
+    CORE,
+    INSTALL_JOBSET,
+    JOBSETS,
+    KUEUE,
+    PAUSE_S,
+    ClusterApi,
+    Object,
+    Unanswered,
+)
 from .gang import JobSetGang
-from .preflight import check_cluster
-from .reading import PROVIDER, is_ours, read_pod
+from .signals import PROVIDER, is_ours, read_pod
+
+
+def check_cluster(
+    api: ClusterApi, config: PodConfig, launch: LaunchSettings
+) -> Sequence[DoctorFinding]:
+    """Return what would prevent a pod from being allocated, or what was found if nothing does."""
+    try:
+        manifest = build_manifest("preflight", config, launch)
+    except ConfigError as error:
+        return [
+            finding("gke.manifest", "error", "launch", str(error), "Change the job's settings.")
+        ]
+    try:
+        return LintReport.of(list(_check(api, config, launch, list(manifest.documents)))).findings
+    except ProviderError as error:
+        return [finding("gke.access", "error", "cluster", str(error), "See the message.")]
+
+
+def _check(
+    api: ClusterApi, config: PodConfig, launch: LaunchSettings, documents: list[Object]
+) -> Iterator[DoctorFinding]:
+    where = f"cluster {api.server}"
+    if api.get(f"{CORE}/namespaces/{launch.namespace}") is None:
+        spaces = [namespace["metadata"]["name"] for namespace in api.list(f"{CORE}/namespaces")[0]]
+        yield finding(
+            "gke.namespace",
+            "error",
+            where,
+            f"there is no namespace {launch.namespace!r}." + did_you_mean(launch.namespace, spaces),
+            f"kubectl create namespace {launch.namespace}",
+        )
+    if not api.offers(JOBSETS):
+        yield finding("gke.jobset", "error", where, "JobSet is not installed.", INSTALL_JOBSET)
+    else:
+        yield finding("gke.jobset", "ok", where, "JobSet is installed.")
+    if launch.queue:
+        yield from _check_kueue(api, launch, where, documents)
+    nodes, _ = api.list(f"{CORE}/nodes")
+    pools = pools_of(nodes)
+    findings = lint(documents, pools=pools).findings
+    yield from findings
+    if not any(finding.id == "queue.placement" for finding in findings):
+        yield finding(
+            "gke.nodes", "ok", where, f"{len(pools)} node pools, and enough of them match."
+        )
+
+
+def _check_kueue(
+    api: ClusterApi, launch: LaunchSettings, where: str, documents: list[Object]
+) -> Iterator[DoctorFinding]:
+    """Check the queue, and add Kueue's objects to the documents to lint."""
+    if not api.offers(KUEUE):
+        yield finding(
+            "gke.kueue",
+            "error",
+            where,
+            f"launch.queue is {launch.queue!r}, but Kueue is not installed.",
+            "Install Kueue (https://kueue.sigs.k8s.io), or remove launch.queue.",
+        )
+        return
+    queues, _ = api.list(f"{KUEUE}/namespaces/{launch.namespace}/localqueues")
+    known = [queue["metadata"]["name"] for queue in queues]
+    if launch.queue not in known:
+        yield finding(
+            "gke.queue",
+            "error",
+            where,
+            f"namespace {launch.namespace} has no LocalQueue {launch.queue!r}."
+            + did_you_mean(str(launch.queue), known),
+            f"Name one of {', '.join(known)}." if known else "Make a queue first.",
+        )
+        return
+    yield finding("gke.queue", "ok", where, f"LocalQueue {launch.queue} exists.")
+    documents += [
+        {**queue, "apiVersion": names.KUEUE_API, "kind": "LocalQueue"} for queue in queues
+    ]
+    plurals = {
+        "ClusterQueue": "clusterqueues",
+        "ResourceFlavor": "resourceflavors",
+        "WorkloadPriorityClass": "workloadpriorityclasses",
+    }
+    for kind, plural in plurals.items():
+        listed, _ = api.list(f"{KUEUE}/{plural}")
+        documents += [
+            {**document, "apiVersion": names.KUEUE_API, "kind": kind} for document in listed
+        ]
+
 
 CAPABILITIES = Capabilities(
-    generations=("v3", "v4", "v5e", "v5p", "v6e", "7x"),
+    generations=tuple(chip.name for chip in list_chips() if chip.gke_accelerator),
     refused={
-        "network": "the nodes of a cluster have its network; choose another cluster",
-        "software_version": "what a job runs in is its image (launch.image)",
+        "network": "nodes use the cluster's network; choose another cluster",
+        "software_version": "the software is in the image (launch.image)",
         "enable_ip_alias": "a cluster's nodes always have alias addresses",
-        "flex_start_seconds": "its node pool says for how long; here one says flex_start alone",
+        "flex_start_seconds": "the node pool sets the duration; set only flex_start here",
     },
     runs_gangs=True,
 )
 
 
 class GKEProvider:
-    """Gives pods in a Kubernetes cluster with TPU nodes.
+    """Provides pods in a Kubernetes cluster with TPU nodes.
 
     Args:
-        launch: Context, namespace, queue, image and the like. `endpoint` is another address than
-            the kubeconfig's.
+        launch: Has the context, namespace, queue and image. `endpoint` replaces the kubeconfig's
+            address.
     """
 
     name = PROVIDER
@@ -53,12 +150,12 @@ class GKEProvider:
         self._inside = f"{CORE}/namespaces/{launch.namespace}"
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
-        """Ask for a pod; a pod of that name that is there already is returned as it is.
+        """Request a pod; return an existing pod of that name unchanged.
 
         Raises:
-            ConfigError: The pod cannot be had on GKE as it is asked for.
+            ConfigError: GKE does not offer the requested pod.
             PodUnavailable: A quota is used up.
-            ProviderError: The cluster cannot be reached, or refuses who asks.
+            ProviderError: The cluster cannot be reached, or rejects the credentials.
         """
         check_terms(self.name, self.capabilities, config)
         manifest = build_manifest(name, config, self._launch, command)
@@ -68,10 +165,10 @@ class GKEProvider:
         began = time.monotonic()
         while True:
             try:
-                made = self._make(manifest)
-                return made if isinstance(made, Pod) else read_pod(made, (), None)
+                jobset = self._make(manifest)
+                return jobset if isinstance(jobset, Pod) else read_pod(jobset, (), None)
             except Unanswered:
-                # It may have been done: then the pod is there. Else it is asked for again.
+                # The call may have taken effect, and then the pod exists. Otherwise it is repeated.
                 if there := self.get(name, zone=""):
                     return there
                 if time.monotonic() > began + AGAIN_S:
@@ -81,62 +178,64 @@ class GKEProvider:
                 time.sleep(PAUSE_S)
 
     def get(self, name: str, *, zone: str) -> Pod | None:
-        """Return a pod as it is now, or None where there is none."""
-        found = self._api.get(f"{self._jobsets}/{name}")
-        if found is None or not is_ours(found):
+        """Return the pod's present state, or None if it does not exist."""
+        jobset = self._api.get(f"{self._jobsets}/{name}")
+        if jobset is None or not is_ours(jobset):
             return None
         pods, _ = self._api.list(
             f"{self._inside}/pods", labelSelector=f"{names.JOBSET_NAME}={name}"
         )
         workload = None
-        if texts(found["metadata"].get("labels")).get(names.QUEUE):
-            workload = _owned(self._workloads(), found)
-        return read_pod(found, pods, workload)
+        if texts(jobset["metadata"].get("labels")).get(names.QUEUE):
+            workload = _owned(self._workloads(), jobset)
+        return read_pod(jobset, pods, workload)
 
     def list(self, *, owner: str | None = None) -> list[Pod]:
-        """Return all pods of ours in the namespace, or those with an owner's label."""
+        """Return all tpukit pods in the namespace, or those with an owner's label."""
         query = {"labelSelector": f"{names.OURS}owner={owner}"} if owner else {}
         jobsets, _ = self._api.list(self._jobsets, **query)
-        ours = [one for one in jobsets if is_ours(one)]
+        ours = [jobset for jobset in jobsets if is_ours(jobset)]
         if not ours:
             return []
         pods, _ = self._api.list(f"{self._inside}/pods", labelSelector=names.JOBSET_NAME)
         by_jobset: dict[str, list[Object]] = {}
         for pod in pods:
             by_jobset.setdefault(pod["metadata"]["labels"][names.JOBSET_NAME], []).append(pod)
-        queued = any(texts(one["metadata"].get("labels")).get(names.QUEUE) for one in ours)
+        queued = any(texts(jobset["metadata"].get("labels")).get(names.QUEUE) for jobset in ours)
         workloads = self._workloads() if queued else []
         return [
-            read_pod(one, by_jobset.get(one["metadata"]["name"], ()), _owned(workloads, one))
-            for one in ours
+            read_pod(
+                jobset, by_jobset.get(jobset["metadata"]["name"], ()), _owned(workloads, jobset)
+            )
+            for jobset in ours
         ]
 
     def delete(self, name: str, *, zone: str) -> None:
-        """Remove a pod in whatever state it is; one that is not there is no error."""
-        found = self._api.get(f"{self._jobsets}/{name}")
-        if found is not None and not is_ours(found):
+        """Delete a pod in any state; a missing pod is no error."""
+        jobset = self._api.get(f"{self._jobsets}/{name}")
+        if jobset is not None and not is_ours(jobset):
             return
         self._api.delete(f"{self._jobsets}/{name}", propagation="Foreground")
         self._remove_parts(name)
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> JobSetGang:
-        """Follow what the pod runs; it has started it by itself."""
+        """Follow the processes that the pod has started itself."""
         return JobSetGang(self._api, pod, command, attempt=attempt)
 
     def login(self, pod: Pod, host: Host) -> Sequence[str]:
-        """Return the argument list that opens a shell on a host, with the system's kubectl.
+        """Return the kubectl command that opens a shell on a host, as an argument list.
 
         Raises:
             PodUnavailable: Nothing runs on that host now.
-            ConfigError: There is no kubectl.
+            ConfigError: kubectl is not installed.
         """
         if shutil.which("kubectl") is None:
             raise ConfigError("A shell in a cluster is opened by kubectl; install it first.")
-        found, _ = self._api.list(
+        pods, _ = self._api.list(
             f"{self._inside}/pods", labelSelector=f"{names.JOBSET_NAME}={pod.name}"
         )
-        here = [one for one in found if at(one, "spec", "hostname") == host.name]
-        running = [one for one in here if at(one, "status", "phase") == "Running"]
+        here = [pod for pod in pods if at(pod, "spec", "hostname") == host.name]
+        running = [pod for pod in here if at(pod, "status", "phase") == "Running"]
         if not running:
             raise PodUnavailable(f"Nothing runs on {host.name} now; tpukit pods ls shows the pod.")
         return [
@@ -149,37 +248,35 @@ class GKEProvider:
         ]
 
     def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
-        """Say what would stand in the way of a pod, without asking for one."""
+        """Return what would prevent a pod from being allocated, without requesting one."""
         return check_cluster(self._api, config, self._launch)
 
-    # Inner parts.
-
     def _make(self, manifest: Manifest) -> Object | Pod:
-        """Make everything that a pod needs, the JobSet last; leave nothing where that fails."""
+        """Create everything that a pod needs, the JobSet last; clean up on failure."""
         try:
             for document in (*manifest.documents[:-1], manifest.secret_document):
                 if document is not None:
                     self._make_part(document)
-            made = self._api.create(self._jobsets, manifest.jobset)
+            jobset = self._api.create(self._jobsets, manifest.jobset)
         except ProviderError as error:
             if not isinstance(error, Unanswered):
                 with suppress(ProviderError):
                     self._remove_parts(manifest.name)
             raise
-        if made is None:  # somebody else was faster
+        if jobset is None:  # another process was faster
             return self.get(manifest.name, zone="") or self._vanished(manifest.name)
-        self._adopt(made, manifest)
-        return made
+        self._adopt(jobset, manifest)
+        return jobset
 
     def _make_part(self, document: Object) -> None:
         path = self._path_of(document)
         if self._api.create(path, document) is None and document["kind"] != "WorkloadPriorityClass":
-            # Left from a pod of this name whose making failed: it may hold other values.
+            # Left by a failed creation of a pod with this name; it may have other values.
             self._api.delete(f"{path}/{document['metadata']['name']}")
             self._api.create(path, document)
 
     def _adopt(self, jobset: Object, manifest: Manifest) -> None:
-        """Let what belongs to a JobSet be removed with it."""
+        """Make the JobSet the owner of its parts, so that they are deleted with it."""
         metadata = jobset["metadata"]
         owner = {
             "apiVersion": names.JOBSET_API,
@@ -206,13 +303,13 @@ class GKEProvider:
         return self._api.list(path)[0]
 
     def _check_zone(self, config: PodConfig) -> None:
-        """Refuse a zone in whose region the cluster has no node at all."""
+        """Refuse a zone if the cluster has no node in its region."""
         if not config.zones:
             return
         zone = config.zones[0]
         nodes, _ = self._api.list(f"{CORE}/nodes")
         known = {texts(at(node, "metadata", "labels")).get(names.ZONE, "") for node in nodes}
-        regions = {one.rpartition("-")[0] for one in known if one}
+        regions = {zone.rpartition("-")[0] for zone in known if zone}
         if regions and zone.rpartition("-")[0] not in regions:
             raise ConfigError(
                 f"The cluster has no node in {zone}: its nodes are in "
@@ -221,12 +318,12 @@ class GKEProvider:
             )
 
     def _vanished(self, name: str) -> Pod:
-        raise ProviderError(f"JobSet {name} was there a moment ago and is gone; try again.")
+        raise ProviderError(f"JobSet {name} existed a moment ago and is gone; try again.")
 
 
 def _owned(workloads: Sequence[Object], jobset: Object) -> Object | None:
     uid = jobset["metadata"]["uid"]
-    for one in workloads:
-        if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", ())):
-            return one
+    for workload in workloads:
+        if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", ())):
+            return workload
     return None

@@ -1,9 +1,8 @@
-"""The pods of this machine as files, so that every process sees the same ones.
+"""The pods of this machine as files that all processes share.
 
-Whoever reads or changes them holds a lock for that long; a file is written whole or not at all.
+Reading and changing them requires a lock. Files are written atomically.
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Generator
@@ -13,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
 from ....runtime.files import private_folder, write_json
+from ....shown import Facts
 from ...pod import Pod, PodState
 
-PROCESSES_GONE = "its processes are gone, and nobody has said why; delete it, or start it again"
+PROCESSES_GONE = "its processes are gone for an unknown reason; delete it, or start it again"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Facts):
     """A pod, its place in the queue and the agents that run on it.
 
     Attributes:
-        avoid: Names of hosts that it must not get, where hosts have names of their own.
-        agents: Process ids with the time each was started: an id alone may be another's by now.
+        avoid: Names of hosts that it must not get, if hosts are named.
+        agents: Process ids with start times, because ids are reused.
     """
 
     pod: Pod
@@ -36,31 +37,21 @@ class Entry:
 
     def living_agents(self) -> list[psutil.Process]:
         """Return the agents that still run."""
-        found: list[psutil.Process] = []
+        agents: list[psutil.Process] = []
         for pid, started in self.agents:
             try:
                 process = psutil.Process(pid)
                 if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    agents.append(process)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return agents
 
     def seen(self) -> Pod:
-        """Return the pod as it is to be shown: one whose processes are gone says so."""
+        """Return the pod with its present state, which shows if its processes are gone."""
         if self.pod.state is PodState.READY and self.agents and not self.living_agents():
             return self.pod.in_state(PodState.READY, PROCESSES_GONE)
         return self.pod
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        agents = [list(agent) for agent in self.agents]
-        return {
-            "pod": self.pod.to_dict(),
-            "priority": self.priority,
-            "avoid": list(self.avoid),
-            "agents": agents,
-        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Entry":
@@ -81,10 +72,9 @@ class Book:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Keep every other process from reading or changing entries."""
+        """Lock the entries against all other processes."""
         private_folder(self._folder)
-        with (self._folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(self._folder / ".lock", mode=0o600):
             yield
 
     def entries(self) -> list[Entry]:
@@ -97,7 +87,7 @@ class Book:
         return self._read(path) if path.exists() else None
 
     def put(self, entry: Entry) -> None:
-        """Write an entry, instead of one with the same zone and name."""
+        """Write an entry, replacing one with the same zone and name."""
         path = self._path(entry.pod.name, entry.pod.zone)
         path.parent.mkdir(exist_ok=True)
         write_json(path, entry.to_dict())
@@ -108,7 +98,7 @@ class Book:
         shutil.rmtree(self.files_of(name, zone), ignore_errors=True)
 
     def files_of(self, name: str, zone: str) -> Path:
-        """Return the folder in which the hosts of a pod have theirs."""
+        """Return the folder that contains the host folders of a pod."""
         return self._path(name, zone).with_suffix("")
 
     def _path(self, name: str, zone: str) -> Path:

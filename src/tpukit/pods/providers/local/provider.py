@@ -1,16 +1,17 @@
 """`LocalProvider`: pods of virtual hosts on this machine, each a real process with real jax.
 
-`--on v6e-16` is four processes of four CPU devices: the mesh of the real slice, with everything
-that comes with several processes. Zones, a limit on hosts, a queue and preemption are there to
-rehearse what happens elsewhere.
+`--on v6e-16` starts four processes with four CPU devices each, which gives the mesh of the real
+slice. Zones, a limit on hosts, a queue and preemption serve to rehearse what happens on a cloud.
 """
 
 import contextlib
 import os
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,34 +23,175 @@ from ....runtime.doctor.finding import DoctorFinding
 from ....runtime.files import state_folder
 from ...causes import Cause
 from ...config import PodConfig
+from ...gang.process_gang import ProcessGang
+from ...gang.transport import WorkerProcess, free_port
 from ...pod import Host, Pod, PodState, check_name
-from ..protocol import Capabilities, Command
-from ..terms import check_terms
+from ...worker.spare import READY
+from ..protocol import Capabilities, Command, GangEvent, StepCompleted, check_terms
 from .book import Book, Entry
-from .gang import LOOPBACK, LocalGang, LocalTransport
-from .spares import SparePool
+
+# In the order in which a training process imports them.
+MODULES = (
+    *("jax", "optax", "flax.nnx", "orbax.checkpoint", "grain.python"),
+    *("tpukit.cli.app", "tpukit.training", "tpukit.training.trainer", "tpukit.job.reading"),
+)
+
+
+def start_agent(
+    modules: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start an agent on this machine, in its own session so that Ctrl-C does not reach it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tpukit.pods.worker", *modules],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+
+
+class SparePool:
+    """Keeps some spare processes ready.
+
+    Args:
+        environment: Variables that modules read when they are imported. jax still uses the values
+            of a later order.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
+        self._waiting: list[subprocess.Popen[bytes]] = []
+        self._ready: set[int] = set()
+        # Also without close(), because this process keeps their standard input open.
+        self._finalizer = weakref.finalize(self, _end, self._waiting)
+
+    def keep(self, count: int) -> None:
+        """Start spares until there are `count`, without waiting for them."""
+        alive = [spare for spare in self._waiting if spare.poll() is None]
+        _end([spare for spare in self._waiting if spare not in alive])
+        missing = range(count - len(alive))
+        self._waiting[:] = [*alive, *(start_agent(MODULES, self._environment) for _ in missing)]
+
+    def take(self) -> "subprocess.Popen[bytes] | None":
+        """Return the oldest living spare, or None."""
+        while self._waiting:
+            spare = self._waiting.pop(0)
+            if spare.poll() is None:
+                return spare
+            _end([spare])
+        return None
+
+    def count_ready(self) -> int:
+        """Return the number of spares that have imported everything."""
+        for spare in self._waiting:
+            assert spare.stderr is not None
+            os.set_blocking(spare.stderr.fileno(), False)
+            if READY.encode() in (spare.stderr.read() or b""):
+                self._ready.add(spare.pid)
+        return sum(spare.pid in self._ready for spare in self._waiting)
+
+    def close(self) -> None:
+        """End all spares."""
+        self._finalizer()
+
+
+def _end(spares: "list[subprocess.Popen[bytes]]") -> None:
+    for spare in spares:
+        for stream in (spare.stdin, spare.stdout, spare.stderr):
+            if stream is not None:
+                stream.close()
+    for spare in spares:
+        spare.wait()
+    spares.clear()
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalTransport:
+    """Starts agents as children of this process.
+
+    Args:
+        files: Folder with one subfolder per host, into which the bundle is unpacked; None runs all
+            hosts in the current folder.
+        spares: Spares to use first.
+
+    Attributes:
+        agents: Agents started so far.
+    """
+
+    unreachable_code = None
+
+    def __init__(self, files: Path | None, spares: SparePool | None) -> None:
+        self._files, self._spares = files, spares
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start(self, host: Host) -> WorkerProcess:
+        """Start an agent that waits for its order."""
+        spare = None if self._spares is None else self._spares.take()
+        self.agents.append(spare or start_agent())
+        return self.agents[-1]
+
+    def folder(self, host: Host) -> str:
+        """Return the folder in which a bundle is unpacked and the command runs."""
+        return str(Path.cwd() if self._files is None else self._files / host.name)
+
+    def coordinator(self, hosts: Sequence[Host]) -> str:
+        """Return an address with a free port of this machine."""
+        return f"{LOOPBACK}:{free_port(LOOPBACK)}"
+
+
+class LocalGang(ProcessGang):
+    """A gang that starts spares only after its own start, which they would slow down."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        command: Command,
+        transport: LocalTransport,
+        *,
+        attempt: int,
+        spares: SparePool | None,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._spares, self._on_close = spares, on_close
+        super().__init__(hosts, command, transport, attempt=attempt)
+
+    def wait(self, timeout_s: float) -> list[GangEvent]:
+        """Return new events as soon as there are any; an empty list after `timeout_s`."""
+        events = super().wait(timeout_s)
+        if self._spares is not None and any(isinstance(event, StepCompleted) for event in events):
+            self._spares.keep(len(self.hosts))
+        return events
+
+    def close(self) -> None:
+        """End all processes at once and release resources; repeated calls do nothing."""
+        super().close()
+        self._on_close()
+
 
 ZONES = ("local-a", "local-b", "local-c")
-# A job for a cloud runs here unchanged: us-central1-a, and zones for AI such as us-south1-ai1b.
+# Cloud jobs run here unchanged, in zones such as us-central1-a, or us-south1-ai1b for AI.
 _CLOUD_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]")
 HOSTS_VARIABLE = "TPUKIT_LOCAL_HOSTS"
-HOST_BYTES = 512 * 2**20  # what a process of a small model takes, at the least
+HOST_BYTES = 512 * 2**20  # least memory of a process with a small model
 GONE_S = 5.0
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")
 
 
 class LocalProvider:
-    """Gives pods on this machine.
+    """Provides pods on this machine.
 
-    Its zones are local-a, local-b and local-c, and any name that a zone of a cloud can have, so
-    that a job for a cloud runs here unchanged. A zone has room for as many hosts as fit this
-    machine's memory, unless `hosts` or the variable TPUKIT_LOCAL_HOSTS sets another number ("8", or
-    by zone "local-a=4,local-b=0").
+    Zones are local-a, local-b and local-c, and every valid name of a cloud zone, so that a cloud
+    job runs here unchanged. A zone has as many hosts as fit into this machine's memory, unless
+    `hosts` or the variable TPUKIT_LOCAL_HOSTS sets a number ("8", or per zone
+    "local-a=4,local-b=0").
 
     Args:
-        launch: Of which `warm_spares` counts here.
-        hosts: Hosts that a zone has room for, for each or by zone.
-        folder: Where the pods are kept; by default in the state folder.
+        launch: Only `warm_spares` is used.
+        hosts: Number of hosts per zone, for all zones or by zone.
+        folder: Folder of the pods; by default in the state folder.
     """
 
     name = "local"
@@ -71,7 +213,7 @@ class LocalProvider:
         )
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
-        """Ask for a pod: it is ready at once, or waits until others have made room."""
+        """Request a pod: it is ready at once, or waits until other pods free their hosts."""
         zone = self._zone(config.zones)
         where = config.slice
         check_terms(self.name, self.capabilities, config)
@@ -97,7 +239,7 @@ class LocalProvider:
             return there.seen()
 
     def get(self, name: str, *, zone: str) -> Pod | None:
-        """Return a pod as it is now, or None where there is none."""
+        """Return the pod's present state, or None if it does not exist."""
         with self._book.held():
             self._place()
             entry = self._book.get(name, self._zone((zone,)))
@@ -111,7 +253,7 @@ class LocalProvider:
         return [pod for pod in pods if owner is None or pod.labels.get("owner") == owner]
 
     def delete(self, name: str, *, zone: str) -> None:
-        """Remove a pod, ending what runs on it; one that is not there is no error."""
+        """Delete a pod and end its processes; a missing pod is no error."""
         with self._book.held():
             entry = self._book.get(name, self._zone((zone,)))
             if entry is not None:
@@ -137,24 +279,24 @@ class LocalProvider:
         return gang
 
     def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
-        """Say whether the pod fits on this machine."""
+        """Return whether the pod fits on this machine."""
         zone, need = self._zone(config.zones), config.slice.hosts
         room = self._room.of(zone)
-        seen = f"{config.slice} is {need} processes here; {zone} has room for {room}"
+        seen = f"{config.slice} is {need} processes here, but {zone} has room for {room}"
         if need <= room:
             return [DoctorFinding("local-room", "resources", "ok", seen)]
-        fix = f"ask for a smaller slice, or set {HOSTS_VARIABLE}={need}"
+        fix = f"use a smaller slice, or set {HOSTS_VARIABLE}={need}"
         return [DoctorFinding("local-room", "resources", "error", seen, fix)]
 
     def preempt(self, name: str, *, zone: str, notice_s: float = 0.0) -> None:
-        """Take a pod away, as spot capacity is: a notice (SIGTERM) to its hosts, then a kill."""
+        """Preempt a pod like spot capacity: send SIGTERM to its hosts, then kill them."""
         with self._book.held():
             entry = self._book.get(name, self._zone((zone,)))
             if entry is None:
                 raise ProviderError(
                     f"There is no pod {name} in {zone}; `tpukit pods ls` shows all."
                 )
-            lost = entry.pod.in_state(PodState.SUSPENDED, "preempted, as was asked for")
+            lost = entry.pod.in_state(PodState.SUSPENDED, "preempted on request")
             self._book.put(replace(entry, pod=replace(lost, cause=Cause.SPOT), agents=()))
             self._place()
         if notice_s:
@@ -164,11 +306,11 @@ class LocalProvider:
         _kill(entry)
 
     def count_ready_spares(self) -> int:
-        """Return how many spares have imported everything and wait."""
+        """Return the number of spares that have imported everything."""
         return 0 if self._spares is None else self._spares.count_ready()
 
     def close(self) -> None:
-        """End the spares that wait."""
+        """End the spares."""
         if self._spares is not None:
             self._spares.close()
 
@@ -181,7 +323,7 @@ class LocalProvider:
             )
         return zone
 
-    def _refuse_impossible(self, zone: str, hosts: int, asked: str) -> None:
+    def _refuse_impossible(self, zone: str, hosts: int, wanted: str) -> None:
         room = self._room.of(zone)
         if not room:
             raise PodUnavailable(
@@ -189,26 +331,26 @@ class LocalProvider:
             )
         if hosts > room:
             raise PodUnavailable(
-                f"{asked} is {hosts} processes on this machine, and {zone} has room for {room}; "
-                f"ask for a smaller slice, or set {HOSTS_VARIABLE}.",
+                f"{wanted} is {hosts} processes on this machine, but {zone} has room for {room}; "
+                f"use a smaller slice, or set {HOSTS_VARIABLE}.",
                 cause=Cause.UNPLACEABLE,
             )
 
     def _remember_agents(self, pod: Pod, agents: "Sequence[subprocess.Popen[bytes]]") -> None:
-        known = tuple((one.pid, psutil.Process(one.pid).create_time()) for one in agents)
+        known = tuple((agent.pid, psutil.Process(agent.pid).create_time()) for agent in agents)
         with self._book.held():
             entry = self._book.get(pod.name, pod.zone)
             if entry is not None:
                 self._book.put(replace(entry, agents=known))
 
     def _place(self) -> None:
-        """Give hosts to waiting pods, by priority and then by age; none is overtaken."""
+        """Assign hosts to waiting pods, by priority and then by age, without overtaking."""
         entries = self._book.entries()
         for zone in dict.fromkeys(entry.pod.zone for entry in entries):
             here = [entry for entry in entries if entry.pod.zone == zone]
             used = sum(entry.pod.slice.hosts for entry in here if entry.pod.is_ready)
             waiting = [entry for entry in here if entry.pod.state is PodState.WAITING]
-            for entry in sorted(waiting, key=lambda one: (-one.priority, one.pod.created_at)):
+            for entry in sorted(waiting, key=lambda entry: (-entry.priority, entry.pod.created_at)):
                 used += entry.pod.slice.hosts
                 if used > self._room.of(zone):
                     break
@@ -225,7 +367,7 @@ def _hosts(pod: Pod) -> tuple[Host, ...]:
 
 
 def _on_cpu(command: Command, pod: Pod) -> Command:
-    """Return the command for virtual hosts, with as many CPU devices as a real one has chips."""
+    """Return the command for virtual hosts, with one CPU device per chip of a real host."""
     own = command.environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     count = f"--xla_force_host_platform_device_count={pod.slice.devices_per_host}"
     variables = {
@@ -240,32 +382,32 @@ def _on_cpu(command: Command, pod: Pod) -> Command:
 def _kill(entry: Entry) -> None:
     for agent in entry.living_agents():
         with contextlib.suppress(psutil.NoSuchProcess):
-            agent.kill()  # the kernel ends what it started
+            agent.kill()  # the kernel ends its child processes
     _wait_until_gone(entry, GONE_S)
 
 
 def _wait_until_gone(entry: Entry, timeout_s: float) -> None:
-    # Without reaping them: whoever started them wants their exit codes.
+    # They are not reaped, because their starter needs the exit codes.
     deadline = time.monotonic() + timeout_s
     while entry.living_agents() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 class _Room:
-    """How many hosts each zone has room for."""
+    """Number of hosts per zone."""
 
     def __init__(self, hosts: int | Mapping[str, int] | None) -> None:
-        self._asked = hosts if hosts is not None else _read_room(os.environ.get(HOSTS_VARIABLE, ""))
+        self._hosts = hosts if hosts is not None else _read_room(os.environ.get(HOSTS_VARIABLE, ""))
         self._by_memory = max(1, psutil.virtual_memory().total // HOST_BYTES)
 
     def of(self, zone: str) -> int:
-        if isinstance(self._asked, int):
-            return self._asked
-        return (self._asked or {}).get(zone, self._by_memory)
+        if isinstance(self._hosts, int):
+            return self._hosts
+        return (self._hosts or {}).get(zone, self._by_memory)
 
 
 def _read_room(text: str) -> int | dict[str, int] | None:
-    """Read "8" or "local-a=4,local-b=0"."""
+    """Parse "8" or "local-a=4,local-b=0"."""
     if not text:
         return None
     try:

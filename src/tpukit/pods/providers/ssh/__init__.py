@@ -1,1 +1,1 @@
-"""Hosts that are reached by ssh: those of cloud pods, and your own by a list."""
+"""Hosts that are reached by ssh: those of cloud pods, and the user's own."""

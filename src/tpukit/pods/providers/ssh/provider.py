@@ -1,4 +1,4 @@
-"""`SSHProvider`: pods on hosts of your own, by a list in the job."""
+"""`SSHProvider`: pods on the user's own hosts, which the job lists."""
 
 import contextlib
 import time
@@ -17,27 +17,26 @@ from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Host, Pod, PodState, check_name
 from ..local.book import Book, Entry
-from ..protocol import Capabilities, Command
-from ..terms import check_terms
+from ..protocol import Capabilities, Command, check_terms
 from .transport import SSHTransport, split_address
 
 ZONE = "on-premise"
 REFUSED = {
-    "spot": "hosts of your own are nobody's to take away, so there is no price for that",
-    "reserved": "hosts of your own are yours already",
-    "preemption": "nobody takes hosts of your own away; one that breaks is an unreachable host",
-    "network": "hosts of your own have the network they have",
-    "software_version": "hosts of your own have the software they have",
-    "flex_start": "hosts of your own are there already",
-    "flex_start_seconds": "hosts of your own are there already",
+    "spot": "your own hosts cannot be preempted, so there is no spot price",
+    "reserved": "your own hosts need no reservation",
+    "preemption": "your own hosts are never preempted; a broken one is unreachable",
+    "network": "the network of your own hosts is fixed",
+    "software_version": "the software of your own hosts is fixed",
+    "flex_start": "your own hosts need no start",
+    "flex_start_seconds": "your own hosts need no start",
 }
 
 
 class SSHProvider:
-    """Gives pods made of the hosts in `launch.hosts`, to one job at a time.
+    """Provides pods of the hosts in `launch.hosts`, each to one job at a time.
 
-    Who holds which host is remembered on this machine (in the state folder), so launch to the same
-    hosts from one machine. ssh's own configuration says how they are reached, and with which key.
+    This machine's state folder records the job of each host, so always launch from the same
+    machine. Addresses and keys come from ssh's own configuration.
     """
 
     name = "ssh"
@@ -47,7 +46,9 @@ class SSHProvider:
         self._addresses = launch.hosts
         for address in self._addresses:
             split_address(address)
-        if doubled := {one for one in self._addresses if self._addresses.count(one) > 1}:
+        if doubled := {
+            address for address in self._addresses if self._addresses.count(address) > 1
+        }:
             raise ConfigError(
                 f"launch.hosts names {sorted(doubled)[0]} twice; name each host once."
             )
@@ -55,7 +56,7 @@ class SSHProvider:
         self.capabilities = Capabilities(zones=(ZONE,), refused=REFUSED)
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
-        """Ask for a pod: it is ready at once, or waits until other pods have left their hosts."""
+        """Request a pod: it is ready at once, or waits until other pods free their hosts."""
         self._refuse(config)
         with self._book.held():
             entry = self._book.get(check_name(name), ZONE)
@@ -76,7 +77,7 @@ class SSHProvider:
             return entry.pod
 
     def get(self, name: str, *, zone: str) -> Pod | None:
-        """Return a pod as it is now, or None where there is none."""
+        """Return the pod's present state, or None if it does not exist."""
         with self._book.held():
             entry = self._placed(name) if zone == ZONE else None
             return None if entry is None else entry.pod
@@ -88,14 +89,14 @@ class SSHProvider:
         return [pod for pod in pods if owner is None or pod.labels.get("owner") == owner]
 
     def delete(self, name: str, *, zone: str) -> None:
-        """Give a pod's hosts back, ending what runs on them."""
+        """Release a pod's hosts, and end its processes."""
         with self._book.held():
             entry = self._book.get(name, zone)
             if entry is None:
                 return
             for connection in entry.living_agents():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    connection.kill()  # its agent ends with it, and all that the agent started
+                    connection.kill()  # its agent ends with it, and so do the agent's processes
             self._book.remove(name, zone)
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> ProcessGang:
@@ -104,7 +105,9 @@ class SSHProvider:
             raise ProviderError(f"Pod {pod.name} is {pod.state}, so nothing can run on it.")
         transport = self._transport(pod.name)
         gang = ProcessGang(pod.hosts, command, transport, attempt=attempt)
-        agents = tuple((one.pid, psutil.Process(one.pid).create_time()) for one in transport.agents)
+        agents = tuple(
+            (agent.pid, psutil.Process(agent.pid).create_time()) for agent in transport.agents
+        )
         with self._book.held():
             entry = self._book.get(pod.name, pod.zone)
             if entry is not None:
@@ -112,12 +115,12 @@ class SSHProvider:
         return gang
 
     def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
-        """Say whether there are enough hosts, and which of them cannot be reached."""
+        """Return whether there are enough hosts, and which cannot be reached."""
         need, there = config.slice.hosts, len(self._addresses)
-        seen = f"{config.slice} has {need} hosts; launch.hosts names {there}"
+        seen = f"{config.slice} has {need} hosts, but launch.hosts names {there}"
         enough = DoctorFinding("ssh-hosts", "resources", "ok", seen)
         if need > there:
-            fix = f"name {need - there} more, or ask for a smaller slice"
+            fix = f"name {need - there} more, or use a smaller slice"
             enough = DoctorFinding("ssh-hosts", "resources", "error", seen, fix)
         hosts = [Host(address, address) for address in self._addresses]
         with ThreadPoolExecutor(max_workers=16) as pool:
@@ -126,14 +129,14 @@ class SSHProvider:
     def _reach(self, host: Host) -> DoctorFinding:
         error = self._transport("preflight").try_host(host)
         if error is None:
-            seen = f"{host.name} lets us in, and has Python"
+            seen = f"{host.name} accepts ssh, and has Python"
             return DoctorFinding("ssh-reach", "environment", "ok", seen)
         seen = f"{host.name} cannot be used: {error}"
-        fix = f"make `ssh {host.name} python3 -V` work without a question"
+        fix = f"make `ssh {host.name} python3 -V` work without a prompt"
         return DoctorFinding("ssh-reach", "environment", "error", seen, fix)
 
     def login(self, pod: Pod, host: Host) -> "list[str]":
-        """Return the argument list that logs in to a host."""
+        """Return the command that logs in to a host, as an argument list."""
         return self._transport(pod.name).login(host)
 
     def _transport(self, pod: str) -> SSHTransport:
@@ -143,28 +146,34 @@ class SSHProvider:
         for zone in config.zones:
             if zone != ZONE:
                 raise ConfigError(
-                    f"There is no zone {zone!r}: hosts of your own are all in {ZONE!r}; leave "
-                    f"launch.zone out.{did_you_mean(zone, (ZONE,))}"
+                    f"There is no zone {zone!r}: your own hosts are all in {ZONE!r}; remove "
+                    f"launch.zone.{did_you_mean(zone, (ZONE,))}"
                 )
         check_terms(self.name, self.capabilities, config)
-        good = [one for one in self._addresses if split_address(one)[1] not in config.avoid]
+        good = [
+            address for address in self._addresses if split_address(address)[1] not in config.avoid
+        ]
         if config.slice.hosts > len(good):
-            left_out = f", less {', '.join(config.avoid)} that gave trouble" if config.avoid else ""
+            left_out = (
+                f", without {', '.join(config.avoid)}, which failed before" if config.avoid else ""
+            )
             raise PodUnavailable(
-                f"{config.slice} has {config.slice.hosts} hosts, and launch.hosts names "
-                f"{len(self._addresses)}{left_out}; name more, or ask for a smaller slice.",
+                f"{config.slice} has {config.slice.hosts} hosts, but launch.hosts names "
+                f"{len(self._addresses)}{left_out}; name more, or use a smaller slice.",
                 cause=Cause.UNPLACEABLE.value,
             )
 
     def _placed(self, name: str) -> Entry | None:
-        """Give free hosts to pods that wait, by priority and then by age; return one of them."""
+        """Assign free hosts to waiting pods, by priority and then by age; return one of them."""
         entries = self._book.entries()
         taken = {host.address for entry in entries for host in entry.pod.hosts}
         free = [address for address in self._addresses if address not in taken]
         waiting = [entry for entry in entries if entry.pod.state is PodState.WAITING]
-        for entry in sorted(waiting, key=lambda one: (-one.priority, one.pod.created_at)):
+        for entry in sorted(waiting, key=lambda entry: (-entry.priority, entry.pod.created_at)):
             need = entry.pod.slice.hosts
-            good = [one for one in free if split_address(one)[1] not in entry.avoid][:need]
+            good = [address for address in free if split_address(address)[1] not in entry.avoid][
+                :need
+            ]
             if len(good) < need:
                 break
             free = [address for address in free if address not in good]

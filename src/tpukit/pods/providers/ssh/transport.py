@@ -1,40 +1,150 @@
-"""Starting workers over the system's own ssh: its configuration, agents and proxies all hold."""
+"""Start workers with the system's ssh, so that its configuration, agents and proxies apply."""
 
+import logging
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from ....errors import ConfigError
+from ....errors import ConfigError, ProviderError, TPUError
 from ....runtime.address import Address
-from ...gang.ports import any_port
-from ...gang.transport import WorkerProcess
-from ...pod import Host
+from ....runtime.files import private_folder, state_folder, temporary_folder, write_text
+from ...gang.transport import WorkerProcess, any_port
+from ...pod import Host, Pod
 from ...worker.order import bootstrap
+
+logger = logging.getLogger(__name__)
+
+_NAME = "id_ed25519"
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key pair in files; only the owner can read the private key (mode 600)."""
+
+    private_file: Path
+    public: str
+
+    def metadata_line(self, user: str) -> str:
+        """Return the key in the format of Google Cloud's metadata `ssh-keys`."""
+        return f"{user}:{self.public} {user}"
+
+
+def own_key(folder: Path | None = None) -> Key:
+    """Return the key pair in a folder of the state folder, and create it if it is missing.
+
+    Raises:
+        ProviderError: The key pair cannot be created.
+    """
+    folder = folder or state_folder() / "ssh"
+    if not (folder / _NAME).exists():
+        _make(folder)
+    kind, text, *_ = (folder / f"{_NAME}.pub").read_text().split()
+    return Key(folder / _NAME, f"{kind} {text}")
+
+
+def known_hosts(pod: str, created_at: float) -> Path:
+    """Return the known-hosts file of one pod.
+
+    Cloud addresses are reused by machines with other keys. So each pod has its own file, in which a
+    host keeps its key as long as the pod lives.
+    """
+    folder = state_folder() / "known_hosts"
+    private_folder(folder)
+    return folder / f"{pod}.{int(created_at)}"
+
+
+def learn_hosts(pod: Pod, ask: Callable[[Host], Sequence[str]]) -> Path | None:
+    """Return a file with the keys of a pod's hosts, from the provider's own API.
+
+    Each line begins with the host's name, which ssh gets as `HostKeyAlias`.
+
+    Args:
+        pod: A ready pod.
+        ask: Returns the keys of a host ("ssh-ed25519 AAAA…"), or none if it has not published any.
+
+    Returns:
+        None where the keys of some host are not to be had: None if the keys of some host are
+            missing; its first connection is then trusted.
+    """
+    remembered = known_hosts(pod.name, pod.created_at or 0.0)
+    file = remembered.with_name(f"{remembered.name}.told")
+    if file.exists():
+        return file
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            published = list(pool.map(ask, pod.hosts))
+        except TPUError as error:
+            logger.debug("The provider has no host keys for %s: %s", pod.name, error)
+            return None
+    if not all(published):
+        return None
+    lines = [
+        f"{host.name} {key}\n"
+        for host, keys in zip(pod.hosts, published, strict=True)
+        for key in keys
+    ]
+    write_text(file, "".join(lines))
+    return file
+
+
+def forget_hosts(pod: str) -> None:
+    """Remove the known-hosts file of a pod."""
+    for file in (state_folder() / "known_hosts").glob(f"{pod}.*"):
+        file.unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    private_folder(folder.parent)
+    # Created in a folder that is then moved, so that two concurrent commands share one pair.
+    with temporary_folder(".ssh-", inside=folder.parent) as made:
+        fresh = made / "ssh"
+        fresh.mkdir(mode=0o700)
+        arguments = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tpukit"]
+        try:
+            subprocess.run(
+                [*arguments, "-f", str(fresh / _NAME)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ProviderError(
+                f"No ssh key could be made ({error}); install OpenSSH's client (ssh-keygen)."
+            ) from error
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not (folder / _NAME).exists():
+                raise
+
 
 CONNECT_S = 5
 CONNECT_TRIES = 6
 """A host that has just started refuses connections for a while."""
 ALIVE_S, ALIVE_MISSES = 5, 3
-"""A host that went silent is found after their product, in seconds."""
+"""A silent host is detected after the product of both, in seconds."""
 TRY_S = 10.0
 HOME = "~/tpukit"
 
 
 class SSHTransport:
-    """Starts agents on hosts; the connection is their lifeline.
+    """Starts agents on hosts, which end when their connection does.
 
     Args:
-        folder: Where on the hosts the files of a pod go, under the user's home.
-        user: On the hosts, where ssh's configuration does not say it.
-        key_file: The key to offer, and no other; None: whatever ssh would offer.
-        known_hosts: Where the keys of new hosts are remembered; None: ssh's own file and rules.
-        told_hosts: A file with the keys of all hosts by name, from a channel that can be trusted:
-            other keys are refused. Instead of `known_hosts`.
-        config: ssh's configuration file, instead of the user's own.
+        folder: Folder for a pod's files, in the user's home on the hosts.
+        user: User on the hosts, if ssh's configuration does not set it.
+        key_file: The only key to offer; None leaves the choice to ssh.
+        known_hosts: File for the keys of new hosts; None uses ssh's own file and rules.
+        told_hosts: File with the keys of all hosts by name, from a trusted source, used instead of
+            `known_hosts`. Other keys are refused.
+        config: ssh configuration file to use instead of the user's.
 
     Attributes:
-        agents: The connections it has started.
+        agents: The connections started so far.
     """
 
     unreachable_code = 255
@@ -55,20 +165,20 @@ class SSHTransport:
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: Host) -> WorkerProcess:
-        """Start an agent that waits for its order; returns before it is connected."""
+        """Start an agent that waits for its order; return before it is connected."""
         started = subprocess.Popen(
             self.command(host),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us: workers are told, and given time
+            start_new_session=True,  # Ctrl-C is for this process, which stops workers in order
         )
         self.agents.append(started)
         return started
 
     def try_host(self, host: Host) -> str | None:
-        """Log in and look for Python; return what went wrong, or None."""
-        # The first word on an option counts.
+        """Log in and look for Python; return an error message, or None."""
+        # For ssh, the first value of an option applies.
         argv = ["ssh", "-o", "ConnectionAttempts=1", *self._to(host)]
         try:
             tried = subprocess.run(
@@ -83,20 +193,20 @@ class SSHTransport:
         except OSError as error:
             return f"ssh cannot be started ({error.strerror})"
         if tried.returncode:
-            said = tried.stderr.decode(errors="replace").strip().splitlines()
-            return said[-1] if said else f"exit code {tried.returncode}"
+            lines = tried.stderr.decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else f"exit code {tried.returncode}"
         return None
 
     def command(self, host: Host) -> list[str]:
-        """Return the argument list that is an agent on a host.
+        """Return the command that runs an agent on a host, as an argument list.
 
-        The far end hands what follows the host's name to a shell, so that is one constant text.
+        The remote end passes the text after the host's name to a shell, so that text is constant.
         """
         return ["ssh", *self._to(host), shlex.join(bootstrap())]
 
     def login(self, host: Host) -> list[str]:
-        """Return the argument list with which a person logs in to a host."""
-        # The first word on an option counts, and the last switch for or against a terminal.
+        """Return the command with which a person logs in to a host, as an argument list."""
+        # For ssh, the first value of an option applies, but the last terminal switch.
         options, destination = self._options_for(host), _destination(host.address)
         return ["ssh", "-o", "BatchMode=no", *options, "-t", *destination]
 
@@ -108,11 +218,11 @@ class SSHTransport:
         return [*self._options_for(host), *_destination(host.address)]
 
     def folder(self, host: Host) -> str:
-        """Return where on the host a bundle is unpacked and the command runs."""
+        """Return the host's folder in which a bundle is unpacked and the command runs."""
         return f"{HOME}/{self._folder}"
 
     def coordinator(self, hosts: Sequence[Host]) -> str:
-        """Return `host:port` for jax's coordinator on the first host: another port each time."""
+        """Return `host:port` for jax's coordinator on the first host, with a new port each time."""
         first = hosts[0].internal_address or split_address(hosts[0].address)[1]
         return str(Address(first, any_port()))
 
@@ -121,16 +231,16 @@ def split_address(address: str) -> tuple[str | None, str, int | None]:
     """Return user, host and port of `[user@]host[:port]`.
 
     Raises:
-        ConfigError: It has another form, or ssh would take it for an option.
+        ConfigError: The address has another form, or ssh would read it as an option.
     """
     user, at, rest = address.rpartition("@")
-    has_port = rest.startswith("[") or rest.count(":") == 1  # else a name, or bare IPv6
+    has_port = rest.startswith("[") or rest.count(":") == 1  # a host name, or a bare IPv6 address
     host, port = rest, None
     if has_port:
         parsed = Address.parse(rest, what="host")
         host, port = parsed.host, parsed.port
     if not host or host.startswith("-") or user.startswith("-") or any(map(str.isspace, address)):
-        raise ConfigError(f"{address!r} is no host of the form [user@]host[:port].")
+        raise ConfigError(f"{address!r} is not a host; expected [user@]host[:port].")
     return user if at else None, host, port
 
 
@@ -149,13 +259,13 @@ def _options(
     config: str | None,
 ) -> list[str]:
     options = {
-        "BatchMode": "yes",  # never asks: nobody is there to answer
+        "BatchMode": "yes",  # never prompt, because no person is there to answer
         "ConnectTimeout": str(CONNECT_S),
         "ConnectionAttempts": str(CONNECT_TRIES),
         "ServerAliveInterval": str(ALIVE_S),
         "ServerAliveCountMax": str(ALIVE_MISSES),
         "LogLevel": "ERROR",
-        # A connection that others share would outlive this one, and so would the worker.
+        # A shared connection would outlive this one, and so would its worker.
         "ControlMaster": "no",
         "ControlPath": "none",
     }
@@ -180,5 +290,5 @@ def _options(
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as a value of ssh's configuration, where spaces separate."""
+    """Return a path as a value for ssh's configuration, in which spaces separate values."""
     return '"' + str(path).replace("%", "%%") + '"'

@@ -1,17 +1,16 @@
-"""How some of torch's functions become jax here, in place of torchax's own way.
+"""Lowerings of torch functions to jax that replace those of torchax.
 
-Attention, norms and the loss of a vocabulary go to our kernels, which split themselves over a
-mesh. The others are here because torchax lacks them or gives other numbers than eager torch does;
-`tests/support/torch_zoo` compares every one.
+Attention, norms and the vocabulary loss use our kernels, which are sharded on a mesh. torchax lacks
+the other functions or gives other numbers than eager torch; `tests/support/torch_zoo` compares all.
 """
 
 from typing import Any
 
-from . import attention, convolutions, embeddings, losses, norms, pooling, tensors
+from . import convolutions, losses, norms, tensors
 
 
 def install(environment: Any) -> None:
-    """Give an environment our lowerings."""
+    """Install our lowerings in an environment."""
 
     def as_jax(function: Any) -> Any:
         def lowered(*arguments: Any, **options: Any) -> Any:
@@ -20,7 +19,7 @@ def install(environment: Any) -> None:
 
         return lowered
 
-    for part in (attention, convolutions, embeddings, losses, norms, pooling, tensors):
+    for part in (convolutions, losses, norms, tensors):
         for function, lowering in part.lowerings().items():
             environment.override_op_definition(function, as_jax(lowering))
     for function, lowering in norms.lowerings_in_torch().items():

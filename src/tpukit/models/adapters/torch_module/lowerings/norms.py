@@ -1,4 +1,4 @@
-"""Norms: by our kernels, and with the running statistics that torchax leaves as they were."""
+"""Norms by our kernels, and batch norms with running statistics, which torchax does not update."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ DEFAULT_RMS_EPS = {"bfloat16": 0.0078125, "float16": 0.0009765625, "float32": 1.
 
 
 def lowerings() -> dict[Any, Any]:
-    """Return what is lowered here: torch's function -> its counterpart on arrays."""
+    """Return the lowerings of this file: torch's function -> its counterpart on arrays."""
     import torch.nn.functional as functional
 
     return {
@@ -22,7 +22,7 @@ def lowerings() -> dict[Any, Any]:
 
 
 def lowerings_in_torch() -> dict[Any, Any]:
-    """Return what is lowered in terms of other torch functions: these write to buffers."""
+    """Return lowerings in terms of other torch functions, which change buffers."""
     import torch
     import torch.nn.functional as functional
 
@@ -41,7 +41,7 @@ def normalise(
     bias: jax.Array | None = None,
     eps: float = 1e-5,
 ) -> jax.Array:
-    """Normalise as `layer_norm` does; several last axes count as one."""
+    """Return torch's `layer_norm`; several last axes count as one."""
     rows, scale, shift = _rows(input, normalized_shape, weight, bias)
     return layer_norm(rows, scale, shift, eps=eps).reshape(input.shape).astype(input.dtype)
 
@@ -49,7 +49,7 @@ def normalise(
 def normalise_by_root_mean_square(
     input: jax.Array, normalized_shape: Any, weight: jax.Array | None = None, eps: Any = None
 ) -> jax.Array:
-    """Normalise as `rms_norm` does; without `eps` torch takes that of the format."""
+    """Return torch's `rms_norm`; without `eps` it uses the machine epsilon."""
     rows, scale, _ = _rows(input, normalized_shape, weight, None)
     scale = jnp.ones(rows.shape[-1], input.dtype) if scale is None else scale
     least = DEFAULT_RMS_EPS[input.dtype.name] if eps is None else eps
@@ -66,7 +66,7 @@ def batch_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Normalise over the batch, and move the running statistics as torch does."""
+    """Return torch's `batch_norm`, and update the running statistics in place."""
     import torch
 
     axes = [0, *range(2, input.dim())]
@@ -105,7 +105,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Normalise each channel of each example; running statistics are means over the batch."""
+    """Return torch's `instance_norm`; running statistics are means over the batch."""
     import torch
 
     axes = [*range(2, input.dim())]
@@ -137,14 +137,14 @@ def _instance_norm_of_torch(
 
 
 def _move(running: Any, new: Any, share: float) -> None:
-    """Move running statistics towards new ones, in place."""
+    """Update running statistics in place."""
     running.copy_((1 - share) * running + share * new.detach().to(running.dtype))
 
 
 def _rows(
     input: jax.Array, normalized_shape: Any, weight: jax.Array | None, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """Return the input with what is normalised as its one last axis, and its scale and shift."""
+    """Return the input with all normalised axes joined, and its flat scale and shift."""
     axes = len(tuple(normalized_shape))
     rows = input.reshape(*input.shape[: input.ndim - axes], -1)
     flat = [None if one is None else one.reshape(-1) for one in (weight, bias)]

@@ -1,0 +1,1 @@
+"""The programs that `h200.py` runs side by side, one process each."""

@@ -1,1 +1,0 @@
-"""Rows of a table by number, and their gradient."""

@@ -1,1 +1,0 @@
-"""Matrix products in every precision, and over a mesh axis."""

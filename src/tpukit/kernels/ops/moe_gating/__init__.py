@@ -1,1 +1,0 @@
-"""Top-k gating of a mixture of experts."""

@@ -1,1 +1,0 @@
-"""Rotary positions: frequencies, cached tables, and the rotation in one pass over HBM."""

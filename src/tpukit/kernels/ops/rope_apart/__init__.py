@@ -1,1 +1,0 @@
-"""Queries and keys that one product gives side by side: rotated, and taken apart."""

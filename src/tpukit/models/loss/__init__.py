@@ -1,1 +1,0 @@
-"""Losses, whole or in chunks."""

@@ -1,1 +1,0 @@
-"""Matrix products of a model in eight bits."""

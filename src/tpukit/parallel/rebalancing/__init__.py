@@ -1,1 +1,0 @@
-"""Moving work from busy devices to idle ones."""

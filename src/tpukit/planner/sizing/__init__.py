@@ -1,1 +1,0 @@
-"""What fits: batch sizes and memory of one step."""

@@ -1,1 +1,0 @@
-"""Matrices in integers and fp8, by qwix and by GPTQ."""

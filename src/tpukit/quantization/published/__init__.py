@@ -1,1 +1,0 @@
-"""Quantized checkpoints that others publish, in the formats that kernels here read."""

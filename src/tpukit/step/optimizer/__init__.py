@@ -1,1 +1,0 @@
-"""Optimizers by name, their state formats and schedules."""

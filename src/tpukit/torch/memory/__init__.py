@@ -1,1 +1,0 @@
-"""Memory for torch tensors within a chip's limits: counted, pooled, watched."""

@@ -1,1 +1,0 @@
-"""Optimising a module: narrow formats, gradient checkpoints, fused attention and norms."""
