@@ -56,8 +56,8 @@ def in_precision(
         raise TPUModelError(
             f"precision {precision} needs a reference transformer, but the model is "
             f"{type(getattr(model, 'model', model)).__name__}; call "
-            f"tpukit.models.matmul.matmul_format.matmul_in_format({precision!r}, x, w) in your "
-            "own model."
+            f"tpukit.models.matmul.matmul_format.matmul_in_format({precision!r}, x, weight) in "
+            "your own model."
         )
     options: dict[str, str] = {}
     if precision is not None and precision != "float32":

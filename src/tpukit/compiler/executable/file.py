@@ -77,7 +77,7 @@ class ExecutableHeader(Shown):
     mesh_axes: tuple[tuple[str, int], ...]
     arguments: tuple[ArraySlot, ...]
     results: tuple[ArraySlot, ...]
-    structure: Any = field(default=None, repr=False)
+    structure: object = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fingerprint: str = ""
     code_bytes: int = 0

@@ -1,7 +1,7 @@
 """A program loaded from a file, called like the function it was compiled from."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import TPUModelError, TPUValidationError, did_you_mean
 from ...shown import Shown
@@ -9,7 +9,25 @@ from .file import ArraySlot, ExecutableHeader
 from .slots import decode_structure
 
 if TYPE_CHECKING:
+    import jax
+
     from ...annotations import PyTree
+
+
+class ShardedResults(Protocol):
+    """Results of one call on all devices; jaxlib publishes no type for them."""
+
+    def disassemble_into_single_device_arrays(self) -> "list[list[jax.Array]]":
+        """Return one list per result, with one array per device."""
+        ...
+
+
+class DeviceProgram(Protocol):
+    """A program that jaxlib has loaded onto devices; jaxlib publishes no type for it."""
+
+    def execute_sharded(self, arguments: "list[jax.Array]") -> ShardedResults:
+        """Run the program on arguments that are already sharded."""
+        ...
 
 
 class LoadedStep(Shown):
@@ -23,7 +41,7 @@ class LoadedStep(Shown):
     def __init__(
         self,
         header: ExecutableHeader,
-        executable: Any,
+        executable: DeviceProgram,
         devices: Sequence[Any],
         *,
         like: "PyTree" = None,
