@@ -100,13 +100,19 @@ app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.command("quantize")(quantize.quantize)
 app.command("mcp")(mcp.mcp)
-app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")
-app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
-app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
-app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
-app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
 app.add_typer(
-    report.app, name="report", help="Compare checks and measurements; a check as a page or trace."
+    pods.app, name="pods", help="List, allocate, release and emulate pods, and report their costs."
+)
+app.add_typer(data.app, name="data", help="Tokenize text, and inspect data sets.")
+app.add_typer(
+    kernel.app, name="kernel", help="Time and tune kernels with the compiler, without a TPU."
+)
+app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
+app.add_typer(cache.app, name="cache", help="Show or empty the cache of compiled programs.")
+app.add_typer(
+    report.app,
+    name="report",
+    help="Compare checks and measurements; write a check as a page or trace.",
 )
 app.add_typer(config.app, name="config", help="Show, check and write configurations.")
 

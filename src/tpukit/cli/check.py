@@ -50,7 +50,7 @@ def check(
     donate: options.Donate = None,
     flags: options.Flags = "",
     memory_only: Annotated[
-        bool, typer.Option("--memory-only", help="Stop at the verdict on memory.")
+        bool, typer.Option("--memory-only", help="Check only whether the program fits into memory.")
     ] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Verify fixes, each by a compile.")] = False,
     decode: Annotated[
@@ -64,15 +64,17 @@ def check(
     prompt_length: Annotated[
         int | None,
         typer.Option(
-            help="With --decode: tokens of the prompts; the whole length by default.",
+            help="With --decode: tokens per prompt. [default: --sequence-length]",
             callback=within(COUNT),
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="With --decode: matrices kept in bf16, int8, int4, fp8.")
+        str | None,
+        typer.Option(help="With --decode: format of the weights: bf16, int8, int4 or fp8."),
     ] = None,
     kv: Annotated[
-        str | None, typer.Option(help="With --decode: the cache in bf16, fp8, int8, int4.")
+        str | None,
+        typer.Option(help="With --decode: format of the KV cache: bf16, fp8, int8 or int4."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -85,7 +87,7 @@ def check(
     handover: Annotated[
         Path | None,
         typer.Option(
-            help="Of a PyTorch model: write plan and script for torch_tpu here.",
+            help="For a PyTorch model: folder for a sharding plan and script for torch_tpu.",
             callback=output_folder,
         ),
     ] = None,
@@ -98,37 +100,41 @@ def check(
     ] = None,
     program: Annotated[
         str | None,
-        typer.Option(help="Of a command: the jitted function to judge instead of the step."),
+        typer.Option(
+            help="For a command: check this jitted function instead of the training step."
+        ),
     ] = None,
     list_programs: Annotated[
-        bool, typer.Option("--list-programs", help="Of a command: list its large programs.")
+        bool, typer.Option("--list-programs", help="For a command: list its large programs.")
     ] = False,
     per_step: Annotated[
         int | None,
         typer.Option(
-            help="Of a command: tokens or examples per step, for prices.", callback=within(COUNT)
+            help="For a command: tokens or examples per step, to compute prices.",
+            callback=within(COUNT),
         ),
     ] = None,
     network: Annotated[
-        bool, typer.Option("--network", help="Of a command: let it reach other machines.")
+        bool, typer.Option("--network", help="For a command: allow network access.")
     ] = False,
     keep: Annotated[
         Path | None,
         typer.Option(
-            help="Of a command: keep the capture here; `tpukit check FOLDER` judges it again.",
+            help="For a command: folder for the capture; `tpukit check FOLDER` checks it again.",
             callback=output_folder,
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
-            help="An earlier report (--json): exit 5 where it fitted before, or a step was 5 % "
-            "faster."
+            help="An earlier report (--json). Exit code 5 if the program no longer "
+            "fits, or is over 5 % slower."
         ),
     ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
-        Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
+        Path | None,
+        typer.Option(help="Folder for the compiler's own output files.", callback=output_folder),
     ] = None,
     timeout: options.Timeout = None,
     json: options.Json = False,

@@ -56,22 +56,24 @@ def compile_function(
     flags: options.Flags = "",
     hlo: Annotated[
         Path | None,
-        typer.Option(help="Write the scheduled HLO text here.", callback=output_file),
+        typer.Option(help="File for the scheduled HLO text.", callback=output_file),
     ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
-            help="Save the program here, for load_executable on the slice.", callback=output_file
+            help="File for the compiled program; load_executable loads it on the slice.",
+            callback=output_file,
         ),
     ] = None,
     until: Annotated[
         str | None,
         typer.Option(
-            help="memory, schedule (seconds, the default) or codegen (longer: FLOPs, code size)."
+            help="How far to compile: memory, schedule (seconds) or codegen (longer; "
+            "adds FLOPs and code size)."
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds until it is killed.", callback=within(SECONDS))
+        float, typer.Option(help="Time limit of the compile in seconds.", callback=within(SECONDS))
     ] = 1800,
     json: options.Json = False,
 ) -> None:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-File = Annotated[Path | None, typer.Argument(help="A YAML file; none: environment and defaults.")]
+File = Annotated[
+    Path | None, typer.Argument(help="A YAML file. [default: environment variables and defaults]")
+]
 Preset = Annotated[str | None, typer.Option(help="training, inference or development.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="key=value; repeat.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A setting as key=value; repeatable.")]
 
 
 @app.command("show")

@@ -10,24 +10,27 @@ from ..runtime.ranges import Range
 from .values import within
 
 Folders = Annotated[
-    list[Path] | None, typer.Argument(help="With runs, plans and checks; by default here.")
+    list[Path] | None,
+    typer.Argument(help="Folder with runs, plans and checks. [default: the current folder]"),
 ]
 Port = Annotated[
-    int, typer.Option(help="0 for any that is free.", callback=within(Range(0, 65535)))
+    int,
+    typer.Option(help="Port to listen on; 0 chooses a free one.", callback=within(Range(0, 65535))),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")]
 TokenText = Annotated[
     str | None,
     typer.Option(
-        help="What viewers must know, 16 characters or more.", envvar="TPUKIT_DASHBOARD_TOKEN"
+        help="Token that viewers must enter, at least 16 characters.",
+        envvar="TPUKIT_DASHBOARD_TOKEN",
     ),
 ]
 NoToken = Annotated[
     bool,
-    typer.Option("--no-token", help="Make none on a machine that several people use."),
+    typer.Option("--no-token", help="Require no token, even on a machine with several users."),
 ]
 Live = Annotated[
-    list[str] | None, typer.Option("--live", help="host:port of a monitor to watch; repeat.")
+    list[str] | None, typer.Option("--live", help="host:port of a monitor to watch; repeatable.")
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open a browser.")]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 TextKey = Annotated[
-    str, typer.Option(help="Field with the text, or with token numbers, where records have fields.")
+    str, typer.Option(help="Field of a record that contains the text or the token ids.")
 ]
 
 
@@ -26,15 +26,17 @@ def prepare(
     source: Annotated[
         str,
         typer.Argument(
-            help=".txt, .jsonl, ArrayRecord or a Hugging Face data set on disk; gs:// too."
+            help=".txt, .jsonl, ArrayRecord or a Hugging Face data set on disk or in gs://."
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The folder to make.", callback=output_folder),
+        typer.Option(
+            "--output", "-o", help="Folder for the prepared data.", callback=output_folder
+        ),
     ],
     tokenizer: Annotated[
-        str | None, typer.Option(help="'bytes', or the path of a tokenizer.json.")
+        str | None, typer.Option(help="'bytes', or the path of a tokenizer.json file.")
     ] = None,
     end: Annotated[
         str | None, typer.Option(help="The token that ends a document, such as '</s>'.")
@@ -42,12 +44,16 @@ def prepare(
     text_key: TextKey = "text",
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Lines hold messages: learn answers only, by the template."),
+        typer.Option(
+            "--chat",
+            help="Records contain chat messages; train only on the answers, "
+            "formatted by the chat template.",
+        ),
     ] = False,
     shard_tokens: Annotated[
-        int, typer.Option(help="Tokens in a file at most.", callback=within(COUNT))
+        int, typer.Option(help="Maximum number of tokens per file.", callback=within(COUNT))
     ] = 1 << 28,
-    force: Annotated[bool, typer.Option(help="Replace prepared data that are there.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace existing prepared data.")] = False,
     json: Json = False,
 ) -> None:
     """Tokenize text once, into a folder that training maps into memory."""
@@ -74,16 +80,20 @@ def inspect(
     source: Annotated[str, typer.Argument(help="Any data that `tpukit train` takes.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="'bytes' or a tokenizer.json: to read text, or to show tokens as text."),
+        typer.Option(
+            help="'bytes' or a tokenizer.json file, to read text or to show tokens as text."
+        ),
     ] = None,
     text_key: TextKey = "text",
-    dtype: Annotated[str | None, typer.Option(help="Of .bin files: uint16, uint32, …")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Integer type of .bin files: uint16, uint32, …")
+    ] = None,
     top: Annotated[
-        int, typer.Option(help="Most frequent tokens to list.", callback=within(COUNT))
+        int, typer.Option(help="Number of frequent tokens to list.", callback=within(COUNT))
     ] = 20,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write one page with pictures here.", callback=output_file),
+        typer.Option(help="File for an HTML page with charts.", callback=output_file),
     ] = None,
     json: Json = False,
 ) -> None:

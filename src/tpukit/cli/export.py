@@ -12,14 +12,15 @@ from .values import output_folder, within
 Run = Annotated[
     str, typer.Argument(help="A run directory, one of its checkpoints, or a folder of weights.")
 ]
-Out = Annotated[Path, typer.Argument(help="A new folder.", callback=output_folder)]
+Out = Annotated[Path, typer.Argument(help="Folder to create.", callback=output_folder)]
 Step = Annotated[
     int | None,
-    typer.Option(help="Which checkpoint; the newest by default.", callback=within(INDEX)),
+    typer.Option(help="Step of the checkpoint. [default: the newest]", callback=within(INDEX)),
 ]
 
 Adapters = Annotated[
-    bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, as peft reads them.")
+    bool,
+    typer.Option("--adapters", help="Export only the adapters of a LoRA run, in peft's format."),
 ]
 
 

@@ -42,13 +42,15 @@ def check(
     flags: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Such as '--xla_tpu_rwb_fusion=false --xla_dump_to=/tmp/hlo'; "
-            "by default what XLA_FLAGS and LIBTPU_INIT_ARGS hold."
+            help="Flags such as '--xla_tpu_rwb_fusion=false --xla_dump_to=/tmp/hlo'. "
+            "[default: XLA_FLAGS and LIBTPU_INIT_ARGS]"
         ),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(help="Also compile with them for this generation; needs no TPU."),
+        typer.Option(
+            help="Also compile a program with the flags for this chip generation; needs no TPU."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -73,16 +75,23 @@ def check(
 @app.command("list")
 def list_flags(
     pattern: Annotated[
-        str, typer.Argument(help="Part of a name, as plain text; all by default.")
+        str, typer.Argument(help="Part of a flag's name. [default: all flags]")
     ] = "",
-    where: Annotated[Parser | None, typer.Option(help="Only flags this parser reads.")] = None,
+    where: Annotated[Parser | None, typer.Option(help="List only flags of this parser.")] = None,
     level: Annotated[
         int | None,
-        typer.Option(help="What an optimization level sets, 0 to 3.", callback=within(LEVEL)),
+        typer.Option(
+            help="List the flags of an optimization level, 0 to 3.", callback=within(LEVEL)
+        ),
     ] = None,
-    on: Annotated[str | None, typer.Option(help="The generation for --level, such as v6e.")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="Chip generation for --level, such as v6e.")
+    ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask the installed libtpu and jaxlib again.")
+        bool,
+        typer.Option(
+            "--refresh", help="Read the flags from the installed libtpu and jaxlib again."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -149,23 +158,28 @@ def tune(
     set_: options.Set = None,
     arg: options.Arg = None,
     donate: options.Donate = None,
-    flags: Annotated[str, typer.Option(help="Options to start from.")] = "",
+    flags: Annotated[str, typer.Option(help="Flags to start from.")] = "",
     budget: Annotated[
-        int, typer.Option(help="Compiles to spend at most.", callback=within(COUNT))
+        int, typer.Option(help="Maximum number of compiles.", callback=within(COUNT))
     ] = 24,
     seconds: Annotated[
-        float | None, typer.Option(help="Time to spend at most.", callback=within(SECONDS))
+        float | None, typer.Option(help="Maximum time to search.", callback=within(SECONDS))
     ] = None,
     beam: Annotated[
         int,
-        typer.Option(help="Sets of options kept from group to group.", callback=within(COUNT)),
+        typer.Option(
+            help="Number of best flag sets to keep after each group of flags.",
+            callback=within(COUNT),
+        ),
     ] = 1,
     program: Annotated[
         str | None,
-        typer.Option(help="Of a command: the jitted function to tune for instead of the step."),
+        typer.Option(
+            help="For a command: tune for this jitted function instead of the training step."
+        ),
     ] = None,
     network: Annotated[
-        bool, typer.Option("--network", help="Of a command: let it reach other machines.")
+        bool, typer.Option("--network", help="For a command: allow network access.")
     ] = False,
     no_cache: options.NoCache = False,
     timeout: options.Timeout = None,

@@ -26,41 +26,63 @@ if TYPE_CHECKING:
 
 
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
-Prompt = Annotated[str, typer.Option(help="What to continue.")]
-TokenizerName = Annotated[str | None, typer.Option(help="bytes, or a tokenizer.json.")]
+Prompt = Annotated[str, typer.Option(help="Text to continue.")]
+TokenizerName = Annotated[str | None, typer.Option(help="'bytes', or a tokenizer.json file.")]
 NewTokens = Annotated[
     int | None,
-    typer.Option(help="At most; 200, or what the model takes.", callback=within(COUNT)),
+    typer.Option(
+        help="Maximum number of new tokens. [default: 200, or as many as the "
+        "model's context allows]",
+        callback=within(COUNT),
+    ),
 ]
 Temperature = Annotated[
-    float, typer.Option(help="0 takes the likeliest token.", callback=within(WEIGHT))
+    float,
+    typer.Option(
+        help="Sampling temperature; 0 always takes the likeliest token.", callback=within(WEIGHT)
+    ),
 ]
 TopK = Annotated[
-    int | None, typer.Option(help="Draw from so many of the likeliest.", callback=within(COUNT))
+    int | None,
+    typer.Option(
+        help="Sample only from this many of the likeliest tokens.", callback=within(COUNT)
+    ),
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(help="Draw from this share of the probability.", callback=within(SHARE)),
+    typer.Option(
+        help="Sample only from the likeliest tokens with this total probability.",
+        callback=within(SHARE),
+    ),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option(help="A word that ends the text, and is left out; repeat.")
+    list[str] | None,
+    typer.Option(help="Text that ends the generation and is not printed; repeatable."),
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="The prompt is a message: use the folder's chat template.")
+    bool,
+    typer.Option(
+        "--chat", help="Treat the prompt as a chat message and apply the folder's chat template."
+    ),
 ]
-System = Annotated[str | None, typer.Option(help="With --chat: what stands before the message.")]
+System = Annotated[str | None, typer.Option(help="With --chat: the system message.")]
 Kv = Annotated[
     str | None,
-    typer.Option(help="The cache in bf16, fp8, int8, int4, or a folder of `quantize --kv`."),
+    typer.Option(
+        help="Format of the KV cache: bf16, fp8, int8, int4, or a folder from `quantize --kv`."
+    ),
 ]
 KvTarget = Annotated[
     float,
     typer.Option(
-        help="With --kv: share of tokens that a full cache must choose too; 0 measures nothing.",
+        help="With --kv: minimum share of tokens that equal those of a bf16 "
+        "cache; 0 skips the comparison.",
         callback=within(PART),
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The same gives the same text.", callback=within(SEED))]
+Seed = Annotated[
+    int, typer.Option(help="Random seed; equal seeds give equal texts.", callback=within(SEED))
+]
 
 DEFAULT_NEW_TOKENS = 200
 

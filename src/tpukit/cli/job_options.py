@@ -53,49 +53,67 @@ On = Annotated[
 Batch = Annotated[
     int | None,
     typer.Option(
-        "--batch-size", "--batch", help="Examples in a step, all devices.", callback=within(COUNT)
+        "--batch-size",
+        "--batch",
+        help="Examples per step, over all devices.",
+        callback=within(COUNT),
     ),
 ]
 Sequence = Annotated[
     int | None,
     typer.Option(
-        "--sequence-length", "--sequence", help="Tokens in an example.", callback=within(COUNT)
+        "--sequence-length", "--sequence", help="Tokens per example.", callback=within(COUNT)
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Tokens, text, .npz, a folder of them or of images per class, gs://…, or "
-        "file.py:function that gives batches."
+        help="Tokens, text, .npz, a folder of them, a folder of images per "
+        "class, gs://…, or file.py:function that yields batches."
     ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", callback=within(COUNT))]
-Mesh = Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")]
-Strategy = Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")]
-Remat = Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")]
-Optimizer = Annotated[str | None, typer.Option(help="adamw, lion, adafactor or sgd.")]
-MomentDtype = Annotated[str | None, typer.Option(help="Of moments: float32, bfloat16, int8.")]
-Microbatches = Annotated[
-    int | None, typer.Option(help="Pieces a step is cut into.", callback=within(COUNT))
+Steps = Annotated[int | None, typer.Option(help="Total number of steps.", callback=within(COUNT))]
+Mesh = Annotated[
+    str | None,
+    typer.Option(help="Mesh axes, such as fsdp=8,tensor=4; -1 takes the remaining devices."),
 ]
-Attention = Annotated[str | None, typer.Option(help="Attention of the model.")]
+Strategy = Annotated[str | None, typer.Option(help="Sharding strategy: fsdp, fsdp+megatron, …")]
+Remat = Annotated[
+    str | None, typer.Option(help="Rematerialization policy: none, minimal, full, offload=…")
+]
+Optimizer = Annotated[str | None, typer.Option(help="Optimizer: adamw, lion, adafactor or sgd.")]
+MomentDtype = Annotated[
+    str | None, typer.Option(help="Format of the optimizer's moments: float32, bfloat16 or int8.")
+]
+Microbatches = Annotated[
+    int | None, typer.Option(help="Microbatches per step.", callback=within(COUNT))
+]
+Attention = Annotated[str | None, typer.Option(help="Attention implementation.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Any key of the job: train.z_loss=1e-4; repeat.")
+    list[str] | None,
+    typer.Option("--set", help="Set any key of the job, such as train.z_loss=1e-4; repeatable."),
 ]
 Arg = Annotated[
     list[str] | None,
-    typer.Option(help="Of a function: bf16[8,128], or split: bf16[8@fsdp,128]; repeat."),
+    typer.Option(
+        help="Argument of a function, such as bf16[8,128], or sharded: "
+        "bf16[8@fsdp,128]; repeatable."
+    ),
 ]
 Donate = Annotated[
     list[int] | None,
-    typer.Option(help="Number of an argument whose memory may be reused.", callback=within(INDEX)),
+    typer.Option(
+        help="Index of a donated argument, whose memory results may reuse.", callback=within(INDEX)
+    ),
 ]
 Flags = Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile again, keep nothing.")]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Compile again, without the compile cache.")
+]
 Timeout = Annotated[
     float | None,
     typer.Option(
-        help="Seconds until a compile is killed; the job's by default.", callback=within(SECONDS)
+        help="Time limit of a compile in seconds. [default: the job's]", callback=within(SECONDS)
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

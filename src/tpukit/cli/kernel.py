@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 OP_ARGUMENT: Any = typer.Argument(
-    help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."
+    help="Name of an op (`tpukit kernel list`), or your own as file.py:name."
 )
 
 
@@ -65,20 +65,25 @@ def bench(
     backward: Backward = False,
     timings: Annotated[
         Path | None,
-        typer.Option(help="Instead of an op: a JSON list of measured kernels to score against."),
+        typer.Option(
+            help="Instead of an op: JSON list of measured kernels to compare estimates with."
+        ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="With --timings: rows of this op; repeat.")
+        list[str] | None, typer.Option(help="With --timings: only rows of this op; repeatable.")
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            help="With --timings: so many cases of each op and generation.", callback=within(COUNT)
+            help="With --timings: maximum number of cases per op and generation.",
+            callback=within(COUNT),
         ),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="The first case and the kernel alone: a compile a chip."),
+        typer.Option(
+            "--quick", help="Time only the kernel and only its first case: one compile per chip."
+        ),
     ] = False,
     no_cache: NoCache = False,
     json: Json = False,
@@ -139,21 +144,22 @@ def tune(
     option: OptionTexts = None,
     value: ValueTexts = None,
     forward_only: Annotated[
-        bool, typer.Option("--forward-only", help="Leave the backward pass as it is.")
+        bool, typer.Option("--forward-only", help="Do not tune the backward pass.")
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Time to spend on each case and generation.", callback=within(SECONDS)),
+        typer.Option(help="Maximum time per case and generation.", callback=within(SECONDS)),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
+        bool,
+        typer.Option("--measure", help="Measure on the TPU of this machine instead of estimating."),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="Folder for OP/CHIP.json; by default the op's own data.",
+            help="Folder for OP/CHIP.json. [default: the op's own data]",
             callback=output_folder,
         ),
     ] = None,

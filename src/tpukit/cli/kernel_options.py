@@ -12,30 +12,35 @@ if TYPE_CHECKING:
     from ..kernels.registry.op import KernelCase, Op
     from ..runtime.progress import Progress
 
-On = Annotated[str | None, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
+On = Annotated[str | None, typer.Option(help="Chip generations, such as v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
-    list[str] | None, typer.Option(help="A case of the op by name; repeat. All by default.")
+    list[str] | None, typer.Option(help="Name of a case of the op; repeatable. [default: all]")
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(help="An array of a case of your own, e.g. bf16[1,8,4096,128]; repeat in order."),
+    typer.Option(
+        help="Array argument of your own case, such as bf16[1,8,4096,128]; repeatable, in order."
+    ),
 ]
 OptionTexts = Annotated[
     list[str] | None,
-    typer.Option(help="A keyword of that case, e.g. causal=true; repeat."),
+    typer.Option(help="Keyword argument of your own case, such as causal=true; repeatable."),
 ]
 ValueTexts = Annotated[
     list[str] | None,
     typer.Option(
         "--value",
-        help="Values of an integer array by its number: 2=100,28,0 or 2=even (sizes of equal "
-        "groups of the first array's rows); repeat.",
+        help="Values of the integer array at an index: 2=100,28,0, or 2=even for "
+        "groups of equal size over the first array's rows; repeatable.",
     ),
 ]
 Implementation = Annotated[
-    list[str] | None, typer.Option(help="pallas_tpu, reference ...; repeat. Both by default.")
+    list[str] | None,
+    typer.Option(help="Implementation: pallas_tpu or reference; repeatable. [default: both]"),
 ]
-Backward = Annotated[bool, typer.Option("--backward", help="The gradient, forward pass included.")]
+Backward = Annotated[
+    bool, typer.Option("--backward", help="Time the gradient, including the forward pass.")
+]
 
 
 def start() -> None:

@@ -19,17 +19,27 @@ if TYPE_CHECKING:
 FIRST_S = 10.0
 """How long a detached run is watched; one that makes a step or ends is left at once."""
 Provider = Annotated[
-    str | None, typer.Option(help="local, gcp, gke, gce or ssh; TPUKIT_PROVIDER, or local.")
+    str | None,
+    typer.Option(help="local, gcp, gke, gce or ssh. [default: TPUKIT_PROVIDER, or local]"),
 ]
 Spot = Annotated[
-    bool | None, typer.Option("--spot/--no-spot", help="Capacity that may be taken away, for less.")
+    bool | None,
+    typer.Option(
+        "--spot/--no-spot", help="Request spot capacity: cheaper, but it can be preempted."
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="Of the run; the same again goes on where it was.")]
+Name = Annotated[
+    str | None,
+    typer.Option(help="Name of the run; launching the same name again continues the run."),
+]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Return once it runs; tpukit pods logs NAME follows it.")
+    bool,
+    typer.Option(
+        "--detach", help="Return as soon as the job runs; `tpukit pods logs NAME` follows it."
+    ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything here, ask nobody for anything.")
+    bool, typer.Option("--dry-run", help="Check the job on this machine, and request nothing.")
 ]
 
 

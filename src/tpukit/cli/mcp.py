@@ -8,12 +8,17 @@ import typer
 from .values import output_folder
 
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import models named module:function, which runs them.")
+    bool,
+    typer.Option(
+        "--allow-code", help="Allow models named module:function; importing them runs their code."
+    ),
 ]
 Write = Annotated[
     Path | None,
     typer.Option(
-        "--write", help="Let clients write job files here; else nothing.", callback=output_folder
+        "--write",
+        help="Folder in which clients may write job files. [default: none]",
+        callback=output_folder,
     ),
 ]
 

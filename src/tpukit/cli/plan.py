@@ -21,75 +21,94 @@ MODEL_HELP = (
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=options.presets_like)]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
-Deadline = Annotated[str | None, typer.Option(help="30d, 12h or 2w.")]
-Budget = Annotated[str | None, typer.Option(help="Dollars: 50000 or 50k.")]
-Objective = Annotated[str | None, typer.Option(help="cheapest, fastest or fewest-chips.")]
-On = Annotated[str | None, typer.Option(help="Generations or slices: v6e,v5p or v6e-64.")]
-Tier = Annotated[str | None, typer.Option(help="on_demand, spot, or a tier of --rates.")]
+Deadline = Annotated[str | None, typer.Option(help="Time limit for the training: 30d, 12h or 2w.")]
+Budget = Annotated[str | None, typer.Option(help="Maximum cost in USD: 50000 or 50k.")]
+Objective = Annotated[str | None, typer.Option(help="Ranking: cheapest, fastest or fewest-chips.")]
+On = Annotated[str | None, typer.Option(help="Chip generations or slices: v6e,v5p or v6e-64.")]
+Tier = Annotated[
+    str | None, typer.Option(help="Price tier: on_demand, spot, or a tier of --rates.")
+]
 Region = Annotated[
     list[str] | None,
-    typer.Option(help="Where it may run: us-east5, or all of us-east or europe; repeat."),
+    typer.Option(
+        help="Allowed region, such as us-east5, or a group such as us-east or europe; repeatable."
+    ),
 ]
-RatesFile = Annotated[Path | None, typer.Option(help="Prices of your own, a YAML file.")]
-Preemptions = Annotated[float | None, typer.Option(help="Of a spot slice in a day.")]
-RecoveryMinutes = Annotated[float | None, typer.Option(help="From one to the next step.")]
+RatesFile = Annotated[Path | None, typer.Option(help="YAML file with your own prices.")]
+Preemptions = Annotated[float | None, typer.Option(help="Preemptions of a spot slice per day.")]
+RecoveryMinutes = Annotated[
+    float | None, typer.Option(help="Time from a preemption to the next step.")
+]
 StoreRate = Annotated[
-    float | None, typer.Option(help="On spot: GB a second that checkpoints are written at.")
+    float | None,
+    typer.Option(help="For spot capacity: GB per second at which checkpoints are written."),
 ]
-MaxChips = Annotated[int | None, typer.Option(help="All slices together.")]
-Headroom = Annotated[float, typer.Option(help="Share of HBM to leave free.")]
-MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
+MaxChips = Annotated[int | None, typer.Option(help="Maximum number of chips, over all slices.")]
+Headroom = Annotated[float, typer.Option(help="Fraction of HBM to keep free.")]
+MultiSlice = Annotated[bool, typer.Option(help="Whether several slices may train one model.")]
 BatchTokens = Annotated[
-    str | None, typer.Option(help="The most tokens in a step; by the model's size.")
+    str | None, typer.Option(help="Maximum tokens per step. [default: by model size]")
 ]
 Precision = Annotated[
-    str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
+    str | None,
+    typer.Option(
+        help="Matmul formats, separated by commas: bf16, int8, fp8. [default: the model's]"
+    ),
 ]
 LoraRank = Annotated[
     int | None,
-    typer.Option(help="Train adapters of this rank alone (LoRA).", callback=within(COUNT)),
+    typer.Option(help="Train only LoRA adapters of this rank.", callback=within(COUNT)),
 ]
 LoraTargets = Annotated[
-    str | None, typer.Option(help="With --lora-rank: matrices, like q_proj,v_proj; all by default.")
+    str | None,
+    typer.Option(help="With --lora-rank: adapted matrices, such as q_proj,v_proj. [default: all]"),
 ]
 LoraBase = Annotated[
-    str | None, typer.Option(help="With --lora-rank: the others' weights in int8, int4 or fp8.")
+    str | None,
+    typer.Option(help="With --lora-rank: format of the frozen weights: int8, int4 or fp8."),
 ]
-Top = Annotated[int, typer.Option(help="Choices to show.")]
+Top = Annotated[int, typer.Option(help="Number of choices to show.")]
 Verify = Annotated[
     bool | None,
     typer.Option(
         "--verify/--no-verify",
-        help="Let the compiler check the best; with --serve only where asked.",
+        help="Check the best choices with the compiler. [default: on; off with --serve]",
     ),
 ]
-VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
-VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
+VerifyCount = Annotated[int, typer.Option(help="Number of choices that the compiler checks.")]
+VerifySeconds = Annotated[float, typer.Option(help="Time after which no further compile starts.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Write the best as a job.", callback=output_file),
+    typer.Option("--output", "-o", help="File for the best choice as a job.", callback=output_file),
 ]
 Serve = Annotated[bool, typer.Option(help="Size a slice for serving instead of training.")]
 Batch = Annotated[
-    int, typer.Option("--batch", "--concurrency", help="With --serve: requests at once.")
+    int, typer.Option("--batch", "--concurrency", help="With --serve: concurrent requests.")
 ]
-Context = Annotated[int | None, typer.Option(help="With --serve: tokens each ends with (8192).")]
-PromptTokens = Annotated[int | None, typer.Option(help="With --serve: tokens each comes with.")]
-NewTokens = Annotated[int | None, typer.Option(help="With --serve: tokens of each answer.")]
+Context = Annotated[
+    int | None, typer.Option(help="With --serve: maximum tokens per request. [default: 8192]")
+]
+PromptTokens = Annotated[int | None, typer.Option(help="With --serve: prompt tokens per request.")]
+NewTokens = Annotated[int | None, typer.Option(help="With --serve: generated tokens per request.")]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="With --serve: bf16, int8, fp8, int4, or vq (vector-quantized, 2 to 4 bits)."
+        help="With --serve: format of the weights: bf16, int8, fp8, int4, or vq "
+        "(vector-quantized, 2 to 4 bits)."
     ),
 ]
 Kv = Annotated[
-    str, typer.Option(help="With --serve: the KV cache in bf16, fp8, int8, int4, pq4, pq2.")
+    str,
+    typer.Option(help="With --serve: format of the KV cache: bf16, fp8, int8, int4, pq4 or pq2."),
 ]
 Activations = Annotated[
-    str, typer.Option(help="With --serve: bf16, or int8 or fp8 to multiply weights of that.")
+    str,
+    typer.Option(
+        help="With --serve: matmul format: bf16, or int8 or fp8 for weights of that format."
+    ),
 ]
 Page = Annotated[
-    Path | None, typer.Option(help="Write the answer as one HTML file.", callback=output_file)
+    Path | None, typer.Option(help="File for the answer as an HTML page.", callback=output_file)
 ]
 
 
@@ -111,7 +130,9 @@ def plan(
     budget: Budget = None,
     objective: Objective = None,
     on: On = None,
-    spot: Annotated[bool, typer.Option(help="Spot prices, preemption counted.")] = False,
+    spot: Annotated[
+        bool, typer.Option(help="Use spot prices, with the cost of preemptions.")
+    ] = False,
     tier: Tier = None,
     region: Region = None,
     rates: RatesFile = None,

@@ -20,16 +20,20 @@ STOPPED_WITHIN_S = 40.0
 HEARD_S = 3.0
 """By when a supervisor has heard that it is to stop, and begins nothing more."""
 Run = Annotated[str, typer.Argument(help="Name of a run or a pod.")]
-MaybeRun = Annotated[str | None, typer.Argument(help="Name of a run; all when left out.")]
-Zones = Annotated[list[str] | None, typer.Option("--zone", help="Tried in order; repeat.")]
+MaybeRun = Annotated[str | None, typer.Argument(help="Name of a run. [default: all runs]")]
+Zones = Annotated[
+    list[str] | None, typer.Option("--zone", help="Zone to try; repeatable, tried in order.")
+]
 Project = Annotated[str | None, typer.Option(help="Google Cloud project.")]
 MaxPrice = Annotated[
     float | None,
-    typer.Option("--max-price", help="Most USD an hour for the pod.", callback=within(SCALE)),
+    typer.Option(
+        "--max-price", help="Maximum price of the pod in USD per hour.", callback=within(SCALE)
+    ),
 ]
 Wait = Annotated[
     float | None,
-    typer.Option(help="Seconds to go on where no zone has it.", callback=within(SECONDS)),
+    typer.Option(help="Seconds to wait for capacity.", callback=within(SECONDS)),
 ]
 
 
@@ -75,7 +79,7 @@ def list_pods(json: options.Json = False) -> None:
 
 @app.command("up")
 def get_pod(
-    name: Annotated[str, typer.Argument(help="What to call it.")],
+    name: Annotated[str, typer.Argument(help="Name of the pod.")],
     on: options.On = None,
     provider: Provider = None,
     project: Project = None,
@@ -173,7 +177,7 @@ def forget_pod(name: Run, json: options.Json = False) -> None:
 def show_logs(
     name: Run,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for more until the run ends.")
+        bool, typer.Option("--follow/--no-follow", help="Follow the log until the run ends.")
     ] = True,
     json: options.Json = False,
 ) -> None:
@@ -200,7 +204,9 @@ def show_logs(
 @app.command("ssh")
 def log_in(
     name: Run,
-    host: Annotated[int, typer.Option(help="Which host, from 0.", callback=within(INDEX))] = 0,
+    host: Annotated[
+        int, typer.Option(help="Index of the host, from 0.", callback=within(INDEX))
+    ] = 0,
 ) -> None:
     """Log in to a host of a pod with the system's own ssh."""
     import os
@@ -225,7 +231,7 @@ def show_cost(run: MaybeRun = None, json: options.Json = False) -> None:
 @app.command("preflight")
 def look_ahead(
     target: Annotated[
-        str | None, typer.Argument(help="A job.yaml whose launch section counts.")
+        str | None, typer.Argument(help="A job.yaml file; its launch section applies.")
     ] = None,
     on: options.On = None,
     provider: Provider = None,
@@ -263,7 +269,7 @@ def lint_manifests(
     ],
     nodes: Annotated[
         Path | None,
-        typer.Option(help="What `kubectl get nodes -o yaml` printed: is there a place for it?"),
+        typer.Option(help="Output of `kubectl get nodes -o yaml`, to check that some node fits."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -279,12 +285,10 @@ def lint_manifests(
 
 @app.command("emulate")
 def emulate(
-    name: Annotated[
-        str | None, typer.Argument(help="Which provider; all that can be, when left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Provider to emulate. [default: all]")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where keys and machines are kept.", callback=output_folder),
+        typer.Option(help="Folder for keys and emulated machines.", callback=output_folder),
     ] = None,
 ) -> None:
     """Serve an emulated cloud on this machine until Ctrl-C, and print how to launch on it."""

@@ -12,7 +12,7 @@ def presets(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Part of a name, e.g. llama3; all when left out.", autocompletion=presets_like
+            help="Part of a name, such as llama3. [default: all]", autocompletion=presets_like
         ),
     ] = None,
     json: Json = False,

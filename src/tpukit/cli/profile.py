@@ -14,16 +14,18 @@ from .values import output_file
 def profile(
     recording: Annotated[
         Path,
-        typer.Argument(help="A run, or what TPUProfiler or jax.profiler wrote: a folder or file."),
+        typer.Argument(
+            help="A run directory, or a folder or file written by TPUProfiler or jax.profiler."
+        ),
     ],
     predicted: Annotated[
         Path | None,
         typer.Option(
-            help="A check (`tpukit check … --json`) to show beside it; a run may hold it."
+            help="Report of `tpukit check … --json` to compare with. [default: the run's own]"
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page, too.", callback=output_file)
+        Path | None, typer.Option(help="File for an HTML page.", callback=output_file)
     ] = None,
     json: Json = False,
 ) -> None:

@@ -24,75 +24,97 @@ if TYPE_CHECKING:
 BITS = Range(1, 16)
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
 Calibration = Annotated[
-    str | None, typer.Option(help="Text or tokens, as `tpukit train` takes them: data.jsonl.")
+    str | None,
+    typer.Option(help="Text or tokens for calibration, as for `tpukit train`, such as data.jsonl."),
 ]
 Target = Annotated[
     float | None,
     typer.Option(
         "--target-retention",
-        help="Perplexity kept, surely: 0.98; the smallest model is searched. With --kv: tokens.",
+        help="Minimum retained perplexity, such as 0.98, with confidence; finds "
+        "the smallest such model. With --kv: retained tokens.",
         callback=within(SHARE),
     ),
 ]
 Bits = Annotated[
     float | None,
-    typer.Option(
-        help="At most so many bits a weight; the best is searched.", callback=within(BITS)
-    ),
+    typer.Option(help="Maximum bits per weight; finds the best such model.", callback=within(BITS)),
 ]
 Format = Annotated[
-    str | None, typer.Option(help="One for all matrices: int8, int4, fp8, vq2, vq3.5, vq4, bf16.")
+    str | None,
+    typer.Option(help="One format for all matrices: int8, int4, fp8, vq2, vq3.5, vq4 or bf16."),
 ]
 Rule = Annotated[
-    list[str] | None, typer.Option("--rule", help="PATTERN=FORMAT (or skip) for matrices; repeat.")
+    list[str] | None,
+    typer.Option(
+        "--rule",
+        help="PATTERN=FORMAT (or PATTERN=skip) for matrices whose name matches; repeatable.",
+    ),
 ]
 Candidate = Annotated[
-    list[str] | None, typer.Option("--candidate", help="A format to choose from; repeat.")
+    list[str] | None,
+    typer.Option("--candidate", help="Format that the search may choose; repeatable."),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="A new folder for the model.", callback=output_folder),
+    typer.Option(
+        "--output", "-o", help="Folder to create for the quantized model.", callback=output_folder
+    ),
 ]
 Html = Annotated[
-    Path | None, typer.Option(help="Write one page with pictures here.", callback=output_file)
+    Path | None, typer.Option(help="File for an HTML page with charts.", callback=output_file)
 ]
-TokenizerName = Annotated[str | None, typer.Option(help="bytes, or a tokenizer.json.")]
+TokenizerName = Annotated[str | None, typer.Option(help="'bytes', or a tokenizer.json file.")]
 Batches = Annotated[
-    int, typer.Option(help="Of data; the last quarter is measured on.", callback=within(COUNT))
+    int,
+    typer.Option(
+        help="Number of batches; the last quarter measures the result.", callback=within(COUNT)
+    ),
 ]
-Rows = Annotated[int, typer.Option("--batch-size", help="Rows in one.", callback=within(COUNT))]
+Rows = Annotated[int, typer.Option("--batch-size", help="Rows per batch.", callback=within(COUNT))]
 Tokens = Annotated[
     int | None,
-    typer.Option("--sequence-length", help="Tokens of a row; 256.", callback=within(COUNT)),
+    typer.Option(
+        "--sequence-length", help="Tokens per row. [default: 256]", callback=within(COUNT)
+    ),
 ]
 Kv = Annotated[
     list[str] | None,
-    typer.Option("--kv", help="Measure a KV cache instead: int4, pq4, …; the first wanted most."),
+    typer.Option(
+        "--kv", help="Measure formats of the KV cache instead, in order of preference: int4, pq4, …"
+    ),
 ]
-Int8 = Annotated[bool, typer.Option("--int8-activations", help="Round activations to int8 too.")]
-Mesh = Annotated[
-    str | None, typer.Option(help="Devices that share what is measured: data=8, or fsdp=8.")
-]
+Int8 = Annotated[bool, typer.Option("--int8-activations", help="Also round activations to int8.")]
+Mesh = Annotated[str | None, typer.Option(help="Mesh for calibration: data=8, or fsdp=8.")]
 Tune = Annotated[
     int,
     typer.Option(
-        help="Steps that train entries, scales and the rest; 300.", callback=within(INDEX)
+        help="Steps that train codebook entries, scales and unquantized weights, such as 300.",
+        callback=within(INDEX),
     ),
 ]
 FixedCodes = Annotated[
     bool,
-    typer.Option("--fixed-codes", help="Of --tune: vector codes stay; it takes less memory."),
+    typer.Option(
+        "--fixed-codes", help="With --tune: keep vector codes fixed, which takes less memory."
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
+Seed = Annotated[
+    int, typer.Option(help="Random seed of codebooks and data order.", callback=within(SEED))
+]
 Verdict = Annotated[
-    bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
+    bool, typer.Option("--verdict", help="Report how chips run a published quantized checkpoint.")
 ]
 On = Annotated[
     str | None,
-    typer.Option(help="Of --verdict: chips, like v5e,v6e,7x; else one to estimate the speed for."),
+    typer.Option(help="Chip to estimate the speed for; with --verdict: chips, such as v5e,v6e,7x."),
 ]
-Serve = Annotated[int, typer.Option(help="Of --verdict: sequences served.", callback=within(COUNT))]
-Context = Annotated[int, typer.Option(help="Of --verdict: tokens of each.", callback=within(COUNT))]
+Serve = Annotated[
+    int, typer.Option(help="With --verdict: concurrent sequences.", callback=within(COUNT))
+]
+Context = Annotated[
+    int, typer.Option(help="With --verdict: tokens per sequence.", callback=within(COUNT))
+]
 
 DEFAULT_SEQUENCE = 256
 OF_VERDICT = ("source", "verdict", "on", "serve", "context", "json")

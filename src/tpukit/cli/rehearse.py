@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 
 Target = Annotated[
-    str | None, typer.Argument(help="A job.yaml or a preset; a tiny job by default.")
+    str | None, typer.Argument(help="A job.yaml file or a preset. [default: a tiny job]")
 ]
-Steps = Annotated[int, typer.Option(help="To train for here.", callback=within(Range(30, 100_000)))]
+Steps = Annotated[
+    int,
+    typer.Option(
+        help="Number of steps to train on this machine.", callback=within(Range(30, 100_000))
+    ),
+]
 Output = Annotated[
     Path,
     typer.Option(

@@ -17,9 +17,9 @@ _reads_reports = damaged_as(
     TPUValidationError, "a report is damaged ({}); make it again with `tpukit check … --json`."
 )
 
-ReportFile = Annotated[Path, typer.Argument(help="What `tpukit check … --json` printed.")]
+ReportFile = Annotated[Path, typer.Argument(help="Output of `tpukit check … --json`.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Where to write.", callback=output_file)
+    Path | None, typer.Option("--output", "-o", help="File to write.", callback=output_file)
 ]
 
 
@@ -29,11 +29,11 @@ def diff(
     before: ReportFile,
     after: Annotated[
         Path,
-        typer.Argument(help="Another check, or a recording: a profile's folder, file or run."),
+        typer.Argument(help="Another check, or a profile: its folder, file or run directory."),
     ],
     html: Annotated[
         Path | None,
-        typer.Option(help="Of two checks: write a page as well.", callback=output_file),
+        typer.Option(help="For two checks: file for an HTML page.", callback=output_file),
     ] = None,
     json: Json = False,
 ) -> None:

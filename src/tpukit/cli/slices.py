@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ..hardware.prices import PriceBook
 
 Rates = Annotated[
-    Path | None, typer.Option("--rates", help="YAML file with rates of your own.", dir_okay=False)
+    Path | None, typer.Option("--rates", help="YAML file with your own prices.", dir_okay=False)
 ]
 
 
 def slices(
     generation: Annotated[
-        str | None, typer.Argument(help="v2 … v6e, 7x, 8i, 8t; all generations when left out.")
+        str | None, typer.Argument(help="Chip generation: v2 … v6e, 7x, 8i or 8t. [default: all]")
     ] = None,
     rates: Rates = None,
     json: Json = False,
@@ -42,7 +42,9 @@ def slices(
 
 
 def slice_info(
-    name: Annotated[str, typer.Argument(help="v6e-64, v5p:4x4x8, tpu7x-4x4x4, 2xv6e-256 …")],
+    name: Annotated[
+        str, typer.Argument(help="Name of a slice: v6e-64, v5p:4x4x8, tpu7x-4x4x4, 2xv6e-256, …")
+    ],
     json: Json = False,
 ) -> None:
     """Show all figures of one slice with their sources."""
@@ -53,10 +55,14 @@ def slice_info(
 
 def prices(
     generation: Annotated[
-        str | None, typer.Argument(help="v2 … v6e, 7x; all when left out.")
+        str | None, typer.Argument(help="Chip generation: v2 … v6e or 7x. [default: all]")
     ] = None,
-    region: Annotated[str | None, typer.Option(help="us-east5, or all of europe.")] = None,
-    tier: Annotated[str | None, typer.Option(help="on_demand, spot, or one of your own.")] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Region, such as us-east5, or a group such as europe.")
+    ] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="Price tier: on_demand, spot, or your own.")
+    ] = None,
     rates: Rates = None,
     json: Json = False,
 ) -> None:

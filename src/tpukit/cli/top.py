@@ -14,20 +14,24 @@ from .values import within
 def top(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run directory, or a folder of some; the newest in runs/ if none."),
+        typer.Argument(
+            help="A run directory, or a folder of run directories. [default: the newest in runs/]"
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: Json = False,
     rate: Annotated[
         float,
-        typer.Option(help="Seconds between two screens.", callback=within(Range(0.1, 3600))),
+        typer.Option(help="Seconds between updates.", callback=within(Range(0.1, 3600))),
     ] = 1.0,
     hosts: Annotated[
         str | None,
-        typer.Option(help="Instead of this machine: host:port of monitors, or run directories."),
+        typer.Option(
+            help="host:port of monitors, or run directories, to show instead of this machine."
+        ),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Show a recorded readings.jsonl again.", dir_okay=False)
+        Path | None, typer.Option(help="Replay a recorded readings.jsonl file.", dir_okay=False)
     ] = None,
 ) -> None:
     """Show chips, hosts and the run: live on a terminal, otherwise as one plain table."""

@@ -20,21 +20,27 @@ if TYPE_CHECKING:
 
 RunDir = Annotated[
     Path | None,
-    typer.Option(help="The run's folder; the same again resumes.", callback=output_folder),
+    typer.Option(help="Run directory; an existing run is resumed.", callback=output_folder),
 ]
 EvalData = Annotated[str | None, typer.Option(help="Data for the evaluation loss.")]
-Tokenizer = Annotated[str | None, typer.Option(help="For text: bytes, or a tokenizer.json.")]
-LearningRate = Annotated[float | None, typer.Option(help="At its highest.", callback=within(SCALE))]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Tokenizer for text: 'bytes', or a tokenizer.json file.")
+]
+LearningRate = Annotated[
+    float | None, typer.Option(help="Peak learning rate.", callback=within(SCALE))
+]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(help="Steps; 0 for no checkpoints.", callback=within(INDEX))
+    int | None,
+    typer.Option(help="Steps between checkpoints; 0 writes none.", callback=within(INDEX)),
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="Of parameters, data order, dropout.", callback=within(SEED))
+    int | None,
+    typer.Option(help="Random seed of parameters, data order and dropout.", callback=within(SEED)),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check model, data and run folder; train nothing.")
+    bool, typer.Option("--dry-run", help="Check model, data and run directory without training.")
 ]
-Debug = Annotated[bool, typer.Option(help="No jit, stop at the first NaN or Inf.")]
+Debug = Annotated[bool, typer.Option(help="Run without jit, and stop at the first NaN or Inf.")]
 
 
 def train(
