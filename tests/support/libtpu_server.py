@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from tpukit.observe.sources.libtpu_grpc import SERVICE, message_class
+from tpukit.observe.sources.libtpu_grpc import MESSAGES, SERVICE
 
 Build = Callable[[str], Any]
 MEMORY_TOTAL = "tpu.runtime.hbm.memory.total.bytes"
@@ -157,4 +157,4 @@ def _buckets(build: Build, counts: list[int]) -> Any:
     )
 
 
-ours = message_class
+ours = MESSAGES.__getitem__

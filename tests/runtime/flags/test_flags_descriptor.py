@@ -1,11 +1,8 @@
-"""The schema reader finds what protobuf itself wrote, and refuses what is not protobuf."""
+"""The schema reader finds what protobuf itself wrote."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tpukit.runtime.flags.probe import find_message
-from tpukit.runtime.protobuf_wire import iter_fields
 
 descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")
 
@@ -44,12 +41,3 @@ def test_finds_a_message_inside_a_library():
 
 def test_a_missing_message_is_none():
     assert find_message(library_with(example_message()), "Absent") is None
-
-
-@settings(deadline=None)
-@given(st.binary())
-def test_only_a_value_error_comes_out(data):
-    try:
-        list(iter_fields(data))
-    except ValueError:
-        return

@@ -3,15 +3,13 @@
 Each step is one process: a predicted one and, if there is one, a measured one with the same rows.
 
 chrome://tracing reads the JSON too. TrackEvent packets are Perfetto's own format, which keeps
-nanoseconds. Their field numbers are those of perfetto/protos/perfetto/trace (trace_packet,
-track_descriptor, track_event, debug_annotation, counter_descriptor), which are never renumbered.
-The wire format takes thirty lines; the perfetto package would pin a protobuf version that conflicts
-with those of libtpu and TensorFlow.
+nanoseconds. Their fields are those of perfetto/protos/perfetto/trace, which are never renumbered;
+the perfetto package would pin a protobuf version that conflicts with those of libtpu and
+TensorFlow.
 """
 
 import gzip
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +18,41 @@ from typing import Any
 from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.files import write_output
+from ...runtime.protobuf_messages import message_classes
 from .lanes import Lane, find_loops, later_turns, split_into_lanes
 
 ENDINGS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 MEMORY_COUNTER = "live HBM"
 ORIGIN = "model"
-_VARINT, _FIXED64, _LENGTH = 0, 1, 2  # kinds of field on the wire
-PACKET = 1  # of Trace
-TIMESTAMP, SEQUENCE, EVENT, FLAGS, DESCRIPTOR = 8, 10, 11, 13, 60  # of TracePacket
-UUID, NAME, PROCESS, PARENT, COUNTER, ORDERING, RANK = 1, 2, 3, 5, 8, 11, 12  # of TrackDescriptor
-PID, PROCESS_NAME = 1, 6  # of ProcessDescriptor
-UNIT, UNIT_BYTES = 3, 3  # of CounterDescriptor
-ANNOTATION, TYPE, TRACK, CATEGORY, EVENT_NAME, VALUE = 4, 9, 11, 22, 23, 30  # of TrackEvent
-KEY, INTEGER, DOUBLE, STRING = 10, 4, 5, 6  # of DebugAnnotation
 BEGIN, END, COUNT = 1, 2, 4  # TrackEvent.Type
 EXPLICIT = 3  # ChildTracksOrdering
 STATE_CLEARED = 1  # SequenceFlags
+UNIT_BYTES = 3  # CounterDescriptor.Unit
 _SEQUENCE_ID = 1
+_MESSAGES = message_classes(
+    "perfetto.protos",
+    """
+    message Trace { repeated TracePacket packet = 1; }
+    message TracePacket {
+      uint64 timestamp = 8; uint32 trusted_packet_sequence_id = 10; TrackEvent track_event = 11;
+      uint32 sequence_flags = 13; TrackDescriptor track_descriptor = 60;
+    }
+    message TrackDescriptor {
+      uint64 uuid = 1; string name = 2; ProcessDescriptor process = 3; uint64 parent_uuid = 5;
+      CounterDescriptor counter = 8; int32 child_ordering = 11; int32 sibling_order_rank = 12;
+    }
+    message ProcessDescriptor { int32 pid = 1; string process_name = 6; }
+    message CounterDescriptor { int32 unit = 3; }
+    message TrackEvent {
+      repeated DebugAnnotation debug_annotations = 4; int32 type = 9; uint64 track_uuid = 11;
+      repeated string categories = 22; string name = 23; int64 counter_value = 30;
+    }
+    message DebugAnnotation {
+      int64 int_value = 4; double double_value = 5; string string_value = 6; string name = 10;
+    }
+    """,
+    syntax="proto2",
+)
 
 
 def write_perfetto(
@@ -143,104 +159,74 @@ def arguments_of(span: TrackSpan, origin: str = ORIGIN) -> dict[str, str | int |
     }
 
 
-def varint(value: int) -> bytes:
-    """Encode an integer as a varint; a negative one as 64 bits."""
-    value &= 2**64 - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def number(field: int, value: int) -> bytes:
-    """Encode an integer or enumeration field."""
-    return varint(field << 3 | _VARINT) + varint(value)
-
-
-def real(field: int, value: float) -> bytes:
-    """Encode a double field."""
-    return varint(field << 3 | _FIXED64) + struct.pack("<d", value)
-
-
-def block(field: int, value: bytes) -> bytes:
-    """Encode a field that contains a message or bytes."""
-    return varint(field << 3 | _LENGTH) + varint(len(value)) + value
-
-
-def text(field: int, value: str) -> bytes:
-    """Encode a string field; invalid Unicode becomes a replacement character."""
-    return block(field, value.encode("utf-8", errors="replace"))
-
-
 def track_event_bytes(*traces: Trace) -> bytes:
-    """Return the traces as a `.pftrace` file."""
-    return b"".join(block(PACKET, packet) for packet in _packets(traces))
-
-
-def _packets(traces: Sequence[Trace]) -> Iterator[bytes]:
-    """Yield the track descriptors, then all events in order of time."""
-    events: list[tuple[int, bytes]] = []
+    """Return the traces as a `.pftrace` file: track descriptors, then all events in time order."""
+    file = _MESSAGES["Trace"]()
+    events: list[tuple[int, dict[str, Any]]] = []
     uuid = 0
+
+    def describe(**fields: Any) -> None:
+        file.packet.add(trusted_packet_sequence_id=_SEQUENCE_ID, track_descriptor=fields)
+
     for pid, trace in enumerate(traces, start=1):
         root = uuid = uuid + 1
-        process = number(PID, pid) + text(PROCESS_NAME, trace.name)
-        about = number(UUID, root) + block(PROCESS, process) + number(ORDERING, EXPLICIT)
-        yield _packet(block(DESCRIPTOR, about), flags=STATE_CLEARED if pid == 1 else 0)
+        process = {"pid": pid, "process_name": trace.name}
+        describe(uuid=root, process=process, child_ordering=EXPLICIT)
         for lane in trace.lanes:
             uuid += 1
-            yield _packet(block(DESCRIPTOR, _track(uuid, lane.title, root)))
+            describe(uuid=uuid, parent_uuid=root, name=lane.title, sibling_order_rank=uuid)
             events += _slices(uuid, lane.spans, trace.origin)
         if trace.memory:
             uuid += 1
-            counter = block(COUNTER, number(UNIT, UNIT_BYTES))
-            yield _packet(block(DESCRIPTOR, _track(uuid, MEMORY_COUNTER, root) + counter))
-            about = number(TYPE, COUNT) + number(TRACK, uuid)
-            events += [(moment, about + number(VALUE, amount)) for moment, amount in trace.memory]
+            describe(
+                uuid=uuid,
+                parent_uuid=root,
+                name=MEMORY_COUNTER,
+                sibling_order_rank=uuid,
+                counter={"unit": UNIT_BYTES},
+            )
+            events += [
+                (moment, {"type": COUNT, "track_uuid": uuid, "counter_value": amount})
+                for moment, amount in trace.memory
+            ]
+    if file.packet:
+        file.packet[0].sequence_flags = STATE_CLEARED
     # The sort is stable, so events of one track at one moment keep their order.
     for moment, event in sorted(events, key=lambda one: one[0]):
-        yield _packet(block(EVENT, event), moment=moment)
-
-
-def _track(uuid: int, title: str, parent: int) -> bytes:
-    return number(UUID, uuid) + number(PARENT, parent) + text(NAME, title) + number(RANK, uuid)
+        file.packet.add(
+            timestamp=moment, trusted_packet_sequence_id=_SEQUENCE_ID, track_event=event
+        )
+    return file.SerializeToString()
 
 
 def _slices(
     uuid: int, spans: tuple[tuple[int, int, TrackSpan], ...], origin: str
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield begin and end events in order of time; a slice may nest inside an open one."""
     still_open: list[int] = []
-    finish = number(TYPE, END) + number(TRACK, uuid)
+    finish = {"type": END, "track_uuid": uuid}
     for start, end, span in spans:
         while still_open and still_open[-1] <= start:
             yield still_open.pop(), finish
-        yield start, _begin(uuid, span, origin)
+        notes = [_annotation(key, value) for key, value in arguments_of(span, origin).items()]
+        yield (
+            start,
+            {
+                "type": BEGIN,
+                "track_uuid": uuid,
+                "categories": [span.cause],
+                "name": span.name,
+                "debug_annotations": notes,
+            },
+        )
         still_open.append(end)
     while still_open:
         yield still_open.pop(), finish
 
 
-def _begin(uuid: int, span: TrackSpan, origin: str) -> bytes:
-    event = number(TYPE, BEGIN) + number(TRACK, uuid)
-    event += text(CATEGORY, span.cause) + text(EVENT_NAME, span.name)
-    for key, value in arguments_of(span, origin).items():
-        event += block(ANNOTATION, text(KEY, key) + _annotated(value))
-    return event
-
-
-def _annotated(value: str | float) -> bytes:
-    if isinstance(value, str):
-        return text(STRING, value)
-    return number(INTEGER, value) if isinstance(value, int) else real(DOUBLE, value)
-
-
-def _packet(content: bytes, *, moment: int | None = None, flags: int = 0) -> bytes:
-    packet = number(SEQUENCE, _SEQUENCE_ID) + content
-    if moment is not None:
-        packet = number(TIMESTAMP, moment) + packet
-    return packet + (number(FLAGS, flags) if flags else b"")
+def _annotation(name: str, value: str | float) -> dict[str, str | float]:
+    kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
+    return {"name": name, kind: value}
 
 
 def chrome_events(*traces: Trace) -> dict[str, Any]:

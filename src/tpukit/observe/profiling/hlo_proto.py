@@ -2,31 +2,93 @@
 
 An xplane file is a protocol buffer (tsl/profiler/protobuf/xplane.proto). jax's `ProfileData` reads
 its planes, lines and events, but not the programs, which are in the metadata of a plane without
-events. XProf shows them, and is an optional dependency. jaxlib could print a program
-(xla/service/hlo.proto), but aborts the process on some damaged ones, and a profile may come from
-anywhere. So both are read from the wire format, and only the fields that are used.
+events. XProf shows them, is an optional dependency and publishes no classes of these messages.
+jaxlib could print a program (xla/service/hlo.proto), but aborts the process on some damaged ones,
+and a profile may come from anywhere. So protobuf reads both, and only the fields that are used.
 
 What the readers of `compiler.hlo` look up in an instruction's text (called computations, contracted
 dimensions, windows, metadata) is written as the compiler would print it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from google.protobuf.message import DecodeError
 
 from ...compiler.hlo import Computation, HloModule, Instruction, Shape
 from ...compiler.memory.sources import SourceTable
 from ...errors import TPUValidationError
-from ...runtime.protobuf_wire import iter_fields, iter_packed
+from ...runtime.protobuf_messages import message_classes
 
 METADATA_PLANE = b"/host:metadata"
-# Field numbers, which a published protocol buffer never changes.
-PLANES = 1  # of XSpace
-PLANE_NAME, EVENT_METADATA = 2, 4  # of XPlane
-VALUE = 2  # of an entry of a map
-NAME, STATS = 2, 5  # of XEventMetadata
-BYTES = 6  # of XStat
-HLO_MODULE = 1  # of HloProto
+Message: TypeAlias = Any
+"""A message of one of the schemas below; its attributes are the fields."""
+# Bytes stand for strings that may be no Unicode, and for messages that are not always needed.
+_PROFILE = message_classes(
+    "tensorflow.profiler",
+    """
+    message XSpace { repeated XPlane planes = 1; }
+    message XPlane { bytes name = 2; repeated Entry event_metadata = 4; }
+    message Entry { XEventMetadata value = 2; }
+    message XEventMetadata { bytes name = 2; repeated XStat stats = 5; }
+    message XStat { bytes bytes_value = 6; }
+    message HloProto { bytes hlo_module = 1; }
+    """,
+)
+_PROGRAM = message_classes(
+    "xla",
+    """
+    message HloModuleProto {
+      string name = 1; string entry_computation_name = 2; int64 entry_computation_id = 6;
+      repeated HloComputationProto computations = 3; StackFrameIndexProto stack_frame_index = 17;
+    }
+    message HloComputationProto {
+      string name = 1; repeated HloInstructionProto instructions = 2; int64 id = 5;
+      int64 root_id = 6;
+    }
+    message HloInstructionProto {
+      string name = 1; string opcode = 2; ShapeProto shape = 3; OpMetadata metadata = 7;
+      int64 parameter_number = 9; Window window = 15;
+      ConvolutionDimensionNumbers convolution_dimension_numbers = 16;
+      string custom_call_target = 28; DotDimensionNumbers dot_dimension_numbers = 30;
+      int64 id = 35; repeated int64 operand_ids = 36; repeated int64 called_computation_ids = 38;
+      bytes backend_config = 43; bool is_host_transfer = 47;
+      repeated ReplicaGroup replica_groups = 49;
+    }
+    message ShapeProto {
+      int32 element_type = 2; repeated int64 dimensions = 3; repeated ShapeProto tuple_shapes = 4;
+      LayoutProto layout = 5;
+    }
+    message LayoutProto {
+      repeated int64 minor_to_major = 1; repeated TileProto tiles = 6; int64 memory_space = 8;
+    }
+    message TileProto { repeated int64 dimensions = 1; }
+    message OpMetadata {
+      string op_name = 2; string source_file = 3; int32 source_line = 4; int32 stack_frame_id = 15;
+    }
+    message DotDimensionNumbers { repeated int64 lhs_contracting_dimensions = 1; }
+    message ReplicaGroup { repeated int64 replica_ids = 1; }
+    message Window { repeated WindowDimension dimensions = 1; }
+    message WindowDimension {
+      int64 size = 1; int64 stride = 2; int64 padding_low = 3; int64 padding_high = 4;
+      int64 window_dilation = 5; int64 base_dilation = 6;
+    }
+    message ConvolutionDimensionNumbers {
+      int64 input_batch_dimension = 7; int64 input_feature_dimension = 8;
+      repeated int64 input_spatial_dimensions = 11;
+      int64 kernel_input_feature_dimension = 3; int64 kernel_output_feature_dimension = 4;
+      repeated int64 kernel_spatial_dimensions = 6;
+      int64 output_batch_dimension = 9; int64 output_feature_dimension = 10;
+      repeated int64 output_spatial_dimensions = 12;
+    }
+    message StackFrameIndexProto {
+      repeated string file_names = 1; repeated FileLocation file_locations = 3;
+      repeated StackFrame stack_frames = 4;
+    }
+    message FileLocation { int32 file_name_id = 1; int32 line = 3; }
+    message StackFrame { int32 file_location_id = 1; int32 parent_frame_id = 2; }
+    """,
+)
 
 
 def programs_in(content: bytes) -> Iterator[tuple[str, bytes]]:
@@ -35,62 +97,21 @@ def programs_in(content: bytes) -> Iterator[tuple[str, bytes]]:
     Raises:
         TPUValidationError: The bytes are cut short or no protocol buffer.
     """
-    for number, plane in fields(content):
-        if number != PLANES or not isinstance(plane, bytes):
+    for plane in _parse(_PROFILE["XSpace"], content).planes:
+        if plane.name != METADATA_PLANE:
             continue
-        parts = list(fields(plane))
-        if (PLANE_NAME, METADATA_PLANE) not in parts:
-            continue
-        for number, entry in parts:
-            if number == EVENT_METADATA and isinstance(entry, bytes):
-                yield from _program(entry)
+        for entry in plane.event_metadata:
+            for stat in entry.value.stats:
+                module = _parse(_PROFILE["HloProto"], stat.bytes_value).hlo_module
+                if module:
+                    yield entry.value.name.decode(errors="replace"), module
 
 
-def _program(entry: bytes) -> Iterator[tuple[str, bytes]]:
-    about = list(fields(_only(entry, VALUE)))
-    name = next((value for number, value in about if number == NAME), b"")
-    for number, stat in about:
-        if number != STATS or not isinstance(stat, bytes):
-            continue
-        module = _only(_only(stat, BYTES), HLO_MODULE)
-        if module and isinstance(name, bytes):
-            yield name.decode(errors="replace"), module
-
-
-def _only(message: bytes, wanted: int) -> bytes:
-    """Return the bytes of a field; empty where the field is missing."""
-    for number, value in fields(message):
-        if number == wanted and isinstance(value, bytes):
-            return value
-    return b""
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and content of each field of a message, in order.
-
-    Raises:
-        TPUValidationError: The bytes are cut short or no message.
-    """
+def _parse(kind: type[Message], content: bytes) -> Message:
     try:
-        yield from iter_fields(message)
-    except ValueError as error:
-        raise _damaged(error) from None
-
-
-def packed_numbers(content: bytes) -> list[int]:
-    """Return the numbers of a packed field.
-
-    Raises:
-        TPUValidationError: The last one is cut short.
-    """
-    try:
-        return list(iter_packed(content))
-    except ValueError as error:
-        raise _damaged(error) from None
-
-
-def _damaged(error: ValueError) -> TPUValidationError:
-    return TPUValidationError(f"it is cut short or damaged: {error}.")
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise TPUValidationError(f"it is cut short or damaged: {error}.") from None
 
 
 # Names of the number formats by their value in xla_data.proto; 13 is a tuple.
@@ -116,78 +137,31 @@ _TO_APPLY = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Message:
-    """One protocol buffer message with its fields by number."""
-
-    content: bytes
-
-    @cached_property
-    def _fields(self) -> dict[int, list[int | bytes]]:
-        by_number: dict[int, list[int | bytes]] = {}
-        for number, value in fields(self.content):
-            by_number.setdefault(number, []).append(value)
-        return by_number
-
-    def number(self, field: int, default: int = 0) -> int:
-        """Return a number, the last one where there are several."""
-        value = self._fields.get(field, [default])[-1]
-        return value if isinstance(value, int) else default
-
-    def numbers(self, field: int) -> tuple[int, ...]:
-        """Return repeated numbers, packed or not."""
-        numbers: list[int] = []
-        for value in self._fields.get(field, ()):
-            numbers += [value] if isinstance(value, int) else packed_numbers(value)
-        return tuple(numbers)
-
-    def text(self, field: int) -> str:
-        """Return a string; bytes that are no Unicode become replacement characters."""
-        value = self._fields.get(field, [b""])[-1]
-        return value.decode(errors="replace") if isinstance(value, bytes) else ""
-
-    def texts(self, field: int) -> list[str]:
-        """Return repeated strings."""
-        values = self._fields.get(field, ())
-        return [value.decode(errors="replace") for value in values if isinstance(value, bytes)]
-
-    def message(self, field: int) -> "Message":
-        """Return an inner message; an empty one where it is missing."""
-        value = self._fields.get(field, [b""])[-1]
-        return Message(value if isinstance(value, bytes) else b"")
-
-    def messages(self, field: int) -> "list[Message]":
-        """Return repeated inner messages."""
-        values = self._fields.get(field, ())
-        return [Message(value) for value in values if isinstance(value, bytes)]
-
-
 def read_program(content: bytes) -> tuple[HloModule, SourceTable]:
     """Read an HloModuleProto and the source lines it was made from.
 
     Raises:
         TPUValidationError: The bytes are damaged, or have no entry computation.
     """
-    module = Message(content)
-    messages = module.messages(3)
-    names = {message.number(5): message.text(1) for message in messages}
-    computations = {message.text(1): _computation(message, names) for message in messages}
-    entry = names.get(module.number(6), module.text(2))
+    module = _parse(_PROGRAM["HloModuleProto"], content)
+    names = {computation.id: computation.name for computation in module.computations}
+    computations = {
+        computation.name: _computation(computation, names) for computation in module.computations
+    }
+    entry = names.get(module.entry_computation_id, module.entry_computation_name)
     if entry not in computations:
         raise TPUValidationError("it is damaged: its program has no entry computation.")
-    program = HloModule(module.text(1), computations, entry)
-    return program, _sources(module.message(17))
+    return HloModule(module.name, computations, entry), _sources(module.stack_frame_index)
 
 
 def _computation(message: Message, computations: dict[int, str]) -> Computation:
-    instructions = message.messages(2)
-    names = {instruction.number(35): instruction.text(1) for instruction in instructions}
-    root = message.number(6)
+    names = {instruction.id: instruction.name for instruction in message.instructions}
+    root = message.root_id
     return Computation(
-        message.text(1),
+        message.name,
         tuple(
-            _instruction(instruction, names, computations, is_root=instruction.number(35) == root)
-            for instruction in instructions
+            _instruction(instruction, names, computations, is_root=instruction.id == root)
+            for instruction in message.instructions
         ),
     )
 
@@ -195,42 +169,41 @@ def _computation(message: Message, computations: dict[int, str]) -> Computation:
 def _instruction(
     message: Message, names: dict[int, str], computations: dict[int, str], *, is_root: bool
 ) -> Instruction:
-    opcode = message.text(2)
-    operands = [names[number] for number in message.numbers(36) if number in names]
-    is_parameter = opcode == "parameter"
+    operands = [names[number] for number in message.operand_ids if number in names]
+    is_parameter = message.opcode == "parameter"
     return Instruction(
-        name=message.text(1),
-        opcode=opcode,
-        shapes=tuple(_shapes(message.message(3))),
+        name=message.name,
+        opcode=message.opcode,
+        shapes=tuple(_shapes(message.shape)),
         operands=tuple(operands),
-        arguments=str(message.number(9)) if is_parameter else ", ".join(operands),
-        attributes=_attributes(message, opcode, computations),
+        arguments=str(message.parameter_number) if is_parameter else ", ".join(operands),
+        attributes=_attributes(message, computations),
         is_root=is_root,
     )
 
 
 def _shapes(message: Message) -> Iterable[Shape]:
-    kind = message.number(2)
-    if kind == TUPLE:
-        for inner in message.messages(4):
+    if message.element_type == TUPLE:
+        for inner in message.tuple_shapes:
             yield from _shapes(inner)
         return
-    dtype = FORMATS.get(kind)
+    dtype = FORMATS.get(message.element_type)
     if dtype is None or dtype in SHAPELESS:
         return
-    layout = message.message(5)
+    layout = message.layout
     yield Shape(
         dtype=dtype,
-        dims=message.numbers(3),
-        layout=layout.numbers(1),
-        tiles=tuple(tile.numbers(1) for tile in layout.messages(6)),
-        memory_space=layout.number(8),
+        dims=tuple(message.dimensions),
+        layout=tuple(layout.minor_to_major),
+        tiles=tuple(tuple(tile.dimensions) for tile in layout.tiles),
+        memory_space=layout.memory_space,
     )
 
 
-def _attributes(message: Message, opcode: str, computations: dict[int, str]) -> str:
+def _attributes(message: Message, computations: dict[int, str]) -> str:
     """Return the attributes that follow an instruction's parentheses, as far as they are used."""
-    called = [computations.get(number, "") for number in message.numbers(38)]
+    opcode = message.opcode
+    called = [computations.get(number, "") for number in message.called_computation_ids]
     written: list[str] = []
     if opcode == "conditional":
         written.append(f"branch_computations={{{', '.join(f'%{name}' for name in called)}}}")
@@ -239,82 +212,86 @@ def _attributes(message: Message, opcode: str, computations: dict[int, str]) -> 
         # A reduction of several arrays still applies one computation.
         written += [f"{role}=%{name}" for role, name in zip(roles, called, strict=False)]
     if opcode == "dot":
-        dimensions = message.message(30)
-        written.append(f"lhs_contracting_dims={{{_listed(dimensions.numbers(1))}}}")
+        contracted = message.dot_dimension_numbers.lhs_contracting_dimensions
+        written.append(f"lhs_contracting_dims={{{_listed(contracted)}}}")
     if opcode == "convolution":
-        written += [_window(message.message(15)), _labels(message)]
-    if target := message.text(28):
-        written.append(f'custom_call_target="{target}"')
-    if message.number(47):
+        written += [_window(message.window), _labels(message.convolution_dimension_numbers)]
+    if message.custom_call_target:
+        written.append(f'custom_call_target="{message.custom_call_target}"')
+    if message.is_host_transfer:
         written.append("is_host_transfer=true")
-    if groups := message.messages(49):
-        inside = ",".join(f"{{{_listed(group.numbers(1))}}}" for group in groups)
-        written.append(f"replica_groups={{{inside}}}")
-    about = message.message(7)
-    written.append(f"metadata={{{_metadata(about)}}}")
-    if notes := message.text(43):
-        written.append(f"backend_config={notes}")
+    if message.replica_groups:
+        groups = ",".join(f"{{{_listed(group.replica_ids)}}}" for group in message.replica_groups)
+        written.append(f"replica_groups={{{groups}}}")
+    written.append(f"metadata={{{_metadata(message.metadata)}}}")
+    if message.backend_config:
+        written.append(f"backend_config={message.backend_config.decode(errors='replace')}")
     return ", " + ", ".join(written)
 
 
 def _metadata(message: Message) -> str:
     words: list[str] = []
-    if name := message.text(2):
-        words.append('op_name="' + name.replace("\\", "\\\\").replace('"', '\\"') + '"')
-    if file := message.text(3):
-        words.append(f'source_file="{file}" source_line={message.number(4)}')
-    if frame := message.number(15):
-        words.append(f"stack_frame_id={frame}")
+    if message.op_name:
+        name = message.op_name.replace("\\", "\\\\").replace('"', '\\"')
+        words.append(f'op_name="{name}"')
+    if message.source_file:
+        words.append(f'source_file="{message.source_file}" source_line={message.source_line}')
+    if message.stack_frame_id:
+        words.append(f"stack_frame_id={message.stack_frame_id}")
     return " ".join(words)
 
 
 def _window(message: Message) -> str:
-    dimensions = message.messages(1)
+    dimensions = message.dimensions
     settings = {
-        "size": [str(dimension.number(1)) for dimension in dimensions],
-        "stride": [str(dimension.number(2, 1)) for dimension in dimensions],
-        "pad": [
-            f"{_signed(dimension.number(3))}_{_signed(dimension.number(4))}"
-            for dimension in dimensions
-        ],
-        "lhs_dilate": [str(dimension.number(6, 1)) for dimension in dimensions],
-        "rhs_dilate": [str(dimension.number(5, 1)) for dimension in dimensions],
+        "size": [str(dimension.size) for dimension in dimensions],
+        "stride": [str(dimension.stride or 1) for dimension in dimensions],
+        "pad": [f"{dimension.padding_low}_{dimension.padding_high}" for dimension in dimensions],
+        "lhs_dilate": [str(dimension.base_dilation or 1) for dimension in dimensions],
+        "rhs_dilate": [str(dimension.window_dilation or 1) for dimension in dimensions],
     }
     inside = " ".join(f"{name}={'x'.join(values)}" for name, values in settings.items() if values)
     return f"window={{{inside}}}"
 
 
-def _labels(message: Message) -> str:
+def _labels(numbers: Message) -> str:
     """Return the dimension labels of a convolution as the compiler prints them: bf01_oi01->bf01."""
-    about = message.message(16)
     sides = (
-        ({"b": about.number(7), "f": about.number(8)}, about.numbers(11)),
-        ({"i": about.number(3), "o": about.number(4)}, about.numbers(6)),
-        ({"b": about.number(9), "f": about.number(10)}, about.numbers(12)),
+        (
+            {"b": numbers.input_batch_dimension, "f": numbers.input_feature_dimension},
+            numbers.input_spatial_dimensions,
+        ),
+        (
+            {
+                "i": numbers.kernel_input_feature_dimension,
+                "o": numbers.kernel_output_feature_dimension,
+            },
+            numbers.kernel_spatial_dimensions,
+        ),
+        (
+            {"b": numbers.output_batch_dimension, "f": numbers.output_feature_dimension},
+            numbers.output_spatial_dimensions,
+        ),
     )
     words: list[str] = []
     for named, spatial in sides:
-        places = {**{at: label for label, at in named.items()}}
+        places = {at: label for label, at in named.items()}
         places.update({at: str(number) for number, at in enumerate(spatial)})
         words.append("".join(places[at] for at in sorted(places)))
     return f"dim_labels={words[0]}_{words[1]}->{words[2]}"
 
 
 def _sources(index: Message) -> SourceTable:
-    files = index.texts(1)
-    locations = [(message.number(1), message.number(3)) for message in index.messages(3)]
+    files = index.file_names
+    locations = [(location.file_name_id, location.line) for location in index.file_locations]
     frames: dict[int, tuple[str, int, int]] = {}
-    for number, frame in enumerate(index.messages(4), start=1):
-        at = frame.number(1) - 1
+    for number, frame in enumerate(index.stack_frames, start=1):
+        at = frame.file_location_id - 1
         file, line = locations[at] if 0 <= at < len(locations) else (0, 0)
         name = files[file - 1] if 0 < file <= len(files) else "?"
-        frames[number] = (name, line, frame.number(2))
+        frames[number] = (name, line, frame.parent_frame_id)
     return SourceTable(frames)
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value

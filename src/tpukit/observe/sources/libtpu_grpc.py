@@ -1,108 +1,49 @@
 """libtpu's runtime metrics, from the process on this host that has the chips open.
 
-libtpu serves `tpu.monitoring.runtime.RuntimeMetricService` from that process. Its messages are
-described here rather than imported from tpu-info: generated code registers itself in protobuf's
-process-wide pool, where a second copy (tpu-info's own, or another tool's) aborts the process. These
-are in a pool of their own. Only fields that are read are listed; protobuf skips the others.
+libtpu serves `tpu.monitoring.runtime.RuntimeMetricService` from that process. tpu-info has the
+generated messages; `message_classes` tells why an excerpt of their schema is used instead.
 """
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ...runtime.protobuf_messages import message_classes
 from ..readings import METRICS, Metric, Reading, ReadingBuilder
 
 PACKAGE = "tpu.monitoring.runtime"
 SERVICE = f"{PACKAGE}.RuntimeMetricService"
-# Message -> field -> (number, type); "*" repeats, a capital letter names a message. Fields of a
-# "oneof" have its name after a slash.
-MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
-    "Exponential": {
-        "num_finite_buckets": (1, "int32"),
-        "growth_factor": (2, "double"),
-        "scale": (3, "double"),
-    },
-    "BucketOptions": {"exponential_buckets": (2, "Exponential/options")},
-    "Distribution": {
-        "count": (1, "int64"),
-        "mean": (2, "double"),
-        "min": (3, "double"),
-        "max": (4, "double"),
-        "bucket_options": (6, "BucketOptions"),
-        "bucket_counts": (7, "int64*"),
-    },
-    "Gauge": {
-        "as_double": (1, "double/value"),
-        "as_int": (2, "int64/value"),
-        "as_string": (3, "string/value"),
-        "as_bool": (4, "bool/value"),
-    },
-    "AttrValue": {
-        "string_attr": (1, "string/attr"),
-        "int_attr": (3, "int64/attr"),
-        "kvlist_attr": (6, "KeyValueList/attr"),
-    },
-    "KeyValueList": {"attributes": (1, "Attribute*")},
-    "Attribute": {"key": (1, "string"), "value": (2, "AttrValue")},
-    "Metric": {
-        "attribute": (1, "Attribute"),
-        "gauge": (3, "Gauge/measure"),
-        "distribution": (5, "Distribution/measure"),
-    },
-    "TPUMetric": {
-        "name": (1, "string"),
-        "description": (2, "string"),
-        "metrics": (3, "Metric*"),
-    },
-    "MetricRequest": {"metric_name": (1, "string"), "skip_node_aggregation": (2, "bool")},
-    "MetricResponse": {"metric": (1, "TPUMetric")},
-}
-
-
-@functools.cache
-def message_class(name: str) -> Any:
-    """Return protobuf's class of a message."""
-    from google.protobuf.message_factory import GetMessageClass
-
-    return GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
-
-
-@functools.cache
-def _pool() -> Any:
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-    from google.protobuf.descriptor_pool import DescriptorPool
-
-    file = FileDescriptorProto(name="tpukit/libtpu_metrics", package=PACKAGE, syntax="proto3")
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field_name, (number, kind) in fields.items():
-            _add_field(message, field_name, number, kind)
-    pool = DescriptorPool()
-    pool.Add(file)  # pyright: ignore[reportAttributeAccessIssue, reportDeprecated]  of the one in C
-    return pool
-
-
-def _add_field(message: Any, name: str, number: int, kind: str) -> None:
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
-
-    kind, _, choice = kind.partition("/")
-    repeated = kind.endswith("*")
-    kind = kind.removesuffix("*")
-    field = message.field.add(name=name, number=number)
-    field.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
-    if kind[0].isupper():
-        field.type, field.type_name = Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-    else:
-        field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
-    if choice:
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=choice)
-        field.oneof_index = 0
-
-
+MESSAGES = message_classes(
+    PACKAGE,
+    """
+    message Exponential {
+      int32 num_finite_buckets = 1; double growth_factor = 2; double scale = 3;
+    }
+    message BucketOptions { oneof options { Exponential exponential_buckets = 2; } }
+    message Distribution {
+      int64 count = 1; double mean = 2; double min = 3; double max = 4;
+      BucketOptions bucket_options = 6; repeated int64 bucket_counts = 7;
+    }
+    message Gauge {
+      oneof value {
+        double as_double = 1; int64 as_int = 2; string as_string = 3; bool as_bool = 4;
+      }
+    }
+    message AttrValue {
+      oneof attr { string string_attr = 1; int64 int_attr = 3; KeyValueList kvlist_attr = 6; }
+    }
+    message KeyValueList { repeated Attribute attributes = 1; }
+    message Attribute { string key = 1; AttrValue value = 2; }
+    message Metric {
+      Attribute attribute = 1; oneof measure { Gauge gauge = 3; Distribution distribution = 5; }
+    }
+    message TPUMetric { string name = 1; string description = 2; repeated Metric metrics = 3; }
+    message MetricRequest { string metric_name = 1; bool skip_node_aggregation = 2; }
+    message MetricResponse { TPUMetric metric = 1; }
+    """,
+)
 QUANTILES = (0.5, 0.9, 0.95, 0.999)
 
 
@@ -259,9 +200,9 @@ class LibtpuSource:
             self._call = self._channel.unary_unary(
                 f"/{SERVICE}/GetRuntimeMetric",
                 request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=message_class("MetricResponse").FromString,
+                response_deserializer=MESSAGES["MetricResponse"].FromString,
             )
-        answer = self._call(message_class("MetricRequest")(metric_name=name), timeout=timeout_s)
+        answer = self._call(MESSAGES["MetricRequest"](metric_name=name), timeout=timeout_s)
         return rows_of(SERVED[name], answer.metric.metrics)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...hardware.catalog import SLICE_FOR_LIBTPU
 from ..child import serve_request
-from ..protobuf_wire import iter_fields, read_varint
+from ..protobuf_messages import message_classes
 
 MESSAGE_OF_FILE_TAG = 0x22  # field 4 of FileDescriptorProto, length-delimited
 LONGEST_LENGTH_BYTES = 5
@@ -66,15 +66,15 @@ def _length_before(library: SearchableBytes, at: int) -> int | None:
     """Return the length prefix that ends at `at`, if a message of a file starts there."""
     before = library[max(0, at - LONGEST_LENGTH_BYTES - 1) : at]
     for start in range(len(before) - 2, -1, -1):
-        if before[start] != MESSAGE_OF_FILE_TAG:
-            continue
-        try:
-            size, end = read_varint(before, start + 1)
-        except ValueError:
-            continue
-        if end == len(before):
-            return size
+        length = before[start + 1 :]
+        # Every byte of a length but the last has the highest bit set.
+        if before[start] == MESSAGE_OF_FILE_TAG and _is_varint(length):
+            return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(length))
     return None
+
+
+def _is_varint(data: bytes) -> bool:
+    return data[-1] < 0x80 and all(byte >= 0x80 for byte in data[:-1])
 
 
 def _message_fields(message: DescriptorProto) -> dict[str, MessageField]:
@@ -96,8 +96,16 @@ def _message_fields(message: DescriptorProto) -> dict[str, MessageField]:
 
 _LIBTPU_FLAG_SYMBOL = re.compile(rb"\0FLAGS_([A-Za-z0-9]\w*)(?=\0)", re.ASCII)
 _XLA_NAME = re.compile(rb"xla_(?!2f)[a-z0-9_]{2,}[a-z0-9]")  # "2f" is a mangled file name
-PROTO_BOOL, PROTO_STRING, PROTO_ENUM = 8, 9, 14
-PROTO_WHOLE_NUMBERS = frozenset({3, 4, 5, 13})
+# Types of flags, in words of a .proto file.
+KIND_OF_TYPE: dict[int, str] = {
+    FieldDescriptorProto.TYPE_BOOL: "bool",
+    FieldDescriptorProto.TYPE_STRING: "bytes",  # a default may be no Unicode
+    FieldDescriptorProto.TYPE_ENUM: "int32",
+    FieldDescriptorProto.TYPE_INT32: "int32",
+    FieldDescriptorProto.TYPE_INT64: "int64",
+    FieldDescriptorProto.TYPE_UINT32: "uint32",
+    FieldDescriptorProto.TYPE_UINT64: "uint64",
+}
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,18 +161,27 @@ def _describe_jaxlib() -> dict[str, Any]:
     fields = find_message(library, "DebugOptions") or {}
     outer = find_message(library, "CompileOptionsProto") or {}
     inner = find_message(library, "ExecutableBuildOptionsProto") or {}
+    single = {name: field for name, field in fields.items() if not field.repeated}
     defaults: dict[str, str] = {}
     choices: dict[str, list[str]] = {}
     if "executable_build_options" in outer and "debug_options" in inner:
-        options = dict(iter_fields(xla_client.CompileOptions().SerializeAsString()))
-        build = dict(iter_fields(_message(options, outer["executable_build_options"].number)))
-        values = dict(iter_fields(_message(build, inner["debug_options"].number)))
-        for name, field in fields.items():
-            default = None if field.repeated else _default(field, values.get(field.number))
-            if default is not None:
-                defaults[name] = default
-            if not field.repeated:
-                choices[name] = [label for _, label in field.enum_names]
+        kinds = {name: KIND_OF_TYPE.get(field.type) for name, field in single.items()}
+        flags = {
+            name: f"{kind} {name} = {single[name].number};"
+            for name, kind in kinds.items()
+            if kind is not None
+        }
+        messages = message_classes(
+            "xla",
+            f"message Options {{ Build build = {outer['executable_build_options'].number}; }}"
+            f"message Build {{ Debug debug = {inner['debug_options'].number}; }}"
+            f"message Debug {{ {' '.join(flags.values())} }}",
+        )
+        options = messages["Options"].FromString(xla_client.CompileOptions().SerializeAsString())
+        values = {name: getattr(options.build.debug, name) for name in flags}
+        written = {name: _default(single[name], value) for name, value in values.items()}
+        defaults = {name: text for name, text in written.items() if text is not None}
+        choices = {name: [label for _, label in field.enum_names] for name, field in single.items()}
     return {
         "names": sorted(names | set(fields)),
         "fields": sorted(fields),
@@ -173,18 +190,15 @@ def _describe_jaxlib() -> dict[str, Any]:
     }
 
 
-def _default(field: MessageField, value: int | bytes | None) -> str | None:
-    """Return a proto3 field's value as a flag's text; None for types that no flag has."""
-    if field.type == PROTO_BOOL and not isinstance(value, bytes):
+def _default(field: MessageField, value: bool | int | bytes) -> str | None:
+    """Return a field's value as a flag's text; None for a number that no enum name stands for."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, bool):
         return "true" if value else "false"
-    if field.type in PROTO_WHOLE_NUMBERS and not isinstance(value, bytes):
-        number = value or 0
-        return str(number - 2**64 if number >= 2**63 and field.type != 4 else number)
-    if field.type == PROTO_STRING and not isinstance(value, int):
-        return (value or b"").decode(errors="replace")
-    if field.type == PROTO_ENUM and not isinstance(value, bytes):
-        return dict(field.enum_names).get(value or 0)
-    return None
+    if field.type == FieldDescriptorProto.TYPE_ENUM:
+        return dict(field.enum_names).get(value)
+    return str(value)
 
 
 def _describe_libtpu(folder: str) -> dict[str, Any]:
@@ -270,11 +284,6 @@ def _topology(name: str, options: Mapping[str, Any]) -> Any:
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(topology_name=name, platform="tpu", **options)
-
-
-def _message(values: Mapping[int, int | bytes], number: int) -> bytes:
-    value = values.get(number, b"")
-    return value if isinstance(value, bytes) else b""
 
 
 def _map(path: Path) -> mmap.mmap:
