@@ -6,15 +6,21 @@ is the terminal text, `_repr_html_` the notebook's, and `repr(result)` one short
 """
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from enum import Enum
+from functools import cache
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from .terminal import open_console, width_for
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Renderable: TypeAlias = "RenderableType"
+"""What `__rich__` returns; rich itself is loaded when a result is shown."""
 LONGEST_REPR = 240
 LONGEST_VALUE = 48
 NOTEBOOK_WIDTH = 110
@@ -27,9 +33,10 @@ _HTML = (
 class Facts:
     """Base of a dataclass that is plain data: `to_dict` returns its fields in order.
 
-    A class whose JSON differs from its fields lists the names in `_facts`: fields, properties or
-    class attributes, in the order of the JSON. A pair is the key in the JSON and the name it is
-    read from. Values are converted by `plain_value`.
+    A class whose JSON differs from its fields lists the names in `_facts`, in the order of the
+    JSON: fields, properties or class attributes. `key=path` is a key in the JSON and the attribute
+    it is read from, with dots for attributes of attributes; `*` is every field. Values are
+    converted by `plain_value`.
 
     Example:
         >>> @dataclasses.dataclass
@@ -38,24 +45,33 @@ class Facts:
         ...     used: int
         ...     size: int
         ...     origin = "measured"
-        ...     _facts = ("name", ("share", "used_share"), "origin")
+        ...     _facts = "name share=used_share origin"
         ...     used_share = property(lambda self: self.used / self.size)
         >>> Disk("a", 1, 4).to_dict()
         {'name': 'a', 'share': 0.25, 'origin': 'measured'}
     """
 
     __slots__ = ()
-    _facts: ClassVar[Sequence[str | tuple[str, str]]] = ()
+    _facts: ClassVar[str | Sequence[str | tuple[str, str]]] = "*"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
-        pairs = ((name, name) if isinstance(name, str) else name for name in self._fact_names())
-        return {key: plain_value(getattr(self, name)) for key, name in pairs}
+        return {key: plain_value(read(self)) for key, read in _readers(type(self))}
 
-    def _fact_names(self) -> Sequence[str | tuple[str, str]]:
-        if self._facts or not dataclasses.is_dataclass(self):
-            return self._facts
-        return [field.name for field in dataclasses.fields(self)]
+
+@cache
+def _readers(kind: type[Facts]) -> Sequence[tuple[str, Callable[[Facts], Any]]]:
+    """Return each key in the JSON of a class, and what reads its value from an object."""
+    listed = kind._facts  # pyright: ignore[reportPrivateUsage]  of this module
+    paths: dict[str, str] = {}
+    for word in listed.split() if isinstance(listed, str) else listed:
+        if word == "*":
+            fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+            paths |= {field.name: field.name for field in fields}
+            continue
+        key, _, path = word.partition("=") if isinstance(word, str) else (word[0], "", word[1])
+        paths[key] = path or key
+    return [(key, attrgetter(path)) for key, path in paths.items()]
 
 
 def plain_value(value: Any) -> Any:
@@ -200,10 +216,6 @@ def _cut(text: str) -> str:
 
 class MappedResult(Shown, Mapping[str, Any]):
     """A result that also reads like a dictionary: `diagnosis["summary"]`."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]

@@ -7,9 +7,8 @@ arithmetic gives one.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..capturing.captured import Captured, CapturedProgram
 from ..compiler.aot import DEFAULT_TIMEOUT_S, compile_many
@@ -17,6 +16,7 @@ from ..compiler.memory import MemoryReport
 from ..compiler.program.request import CompileRequest
 from ..errors import TPUError
 from ..hardware import Slice, list_slices
+from ..plain_data import JsonMapping
 from ..runtime.progress import Progress, silent
 from .fix import Fix, FixList, is_thin, rank
 from .job_fixes import amount
@@ -26,7 +26,7 @@ _LARGE_BYTES = 2**20
 _LARGE_SHARE = 0.01
 _ROOT = re.compile(r"[A-Za-z_]\w*")
 _ROWS = re.compile(r"\[(\d+)")
-_FOR_MEMORY: Mapping[str, Any] = {"xla_latency_hiding_scheduler_rerun": 2}
+_FOR_MEMORY: JsonMapping = {"xla_latency_hiding_scheduler_rerun": 2}
 _OWN_CODE = "only your program's own code can change it"
 
 
@@ -42,7 +42,7 @@ class CaptureFixer:
     captured: Captured
     program: CapturedProgram
     memory: MemoryReport
-    options: Mapping[str, Any]
+    options: JsonMapping
     again: CaptureAgain | None = None
 
     def propose(self) -> FixList:

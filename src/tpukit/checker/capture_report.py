@@ -10,7 +10,8 @@ from ..compiler.program_flops import kernels_of_model_flops
 from ..exit_codes import ExitCode
 from ..hardware import Figure, Slice, public_prices
 from ..hardware.figure import bytes_text, flops_text, seconds_text
-from ..shown import Shown
+from ..plain_data import JsonObject
+from ..shown import Renderable, Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -118,7 +119,7 @@ def _total(figures: list[Figure]) -> Figure:
 _MOST_LINES = 12
 
 
-def capture_facts(result: "CheckResult") -> dict[str, Any]:
+def capture_facts(result: "CheckResult") -> JsonObject:
     """Return the part of a report that describes a capture."""
     captured = result.captured
     assert captured is not None
@@ -170,7 +171,7 @@ def usd_per_billion(result: "CheckResult") -> Figure:
     return Figure.derived(per_step / prediction.tokens_per_step * 1e9, unit, inputs=(price, hours))
 
 
-def _part(one: "CheckResult") -> dict[str, Any]:
+def _part(one: "CheckResult") -> JsonObject:
     prediction = one.prediction
     return {
         "name": one.compiled.name,
@@ -241,7 +242,7 @@ class ProgramTable(Shown):
     def __init__(self, captured: "Captured") -> None:
         self.captured = captured
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the table as plain data."""
         chosen = [one.name for one in self.captured.programs]
         return {
@@ -250,7 +251,7 @@ class ProgramTable(Shown):
             "step": chosen,
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
 
         table = Table(
@@ -285,7 +286,7 @@ class SliceComparison(Shown):
         fits = any(not isinstance(found, str) and found.fits for _, found in self.rows)
         return ExitCode.DONE if fits else ExitCode.DOES_NOT_FIT
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data: one report per slice, or the reason why there is none."""
         return {
             "slices": [
@@ -296,7 +297,7 @@ class SliceComparison(Shown):
             ]
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
 
         table = Table(

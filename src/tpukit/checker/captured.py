@@ -1,6 +1,6 @@
 """Check a captured program as a job is checked: compile the user's own step."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from ..capturing.running import captured_block, run_captured
 from ..compiler.memory import MemoryReport
 from ..errors import CaptureError
 from ..hardware import Slice
+from ..plain_data import JsonMapping
 from ..runtime.progress import Progress, silent
 from .capture_fixes import CaptureAgain, CaptureFixer
 from .capture_report import COUNTED, count_model_flops
@@ -68,7 +69,7 @@ def check_program(
 def check_captured(
     captured: Captured,
     *,
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
     per_step: int | None = None,
     memory_only: bool = False,
     timeout_s: float | None = None,

@@ -1,6 +1,6 @@
 """`check`: whether a job fits and how long a step takes, from the TPU compiler, without a TPU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..errors import OUT_OF_MEMORY_ADVICE, ConfigError, TPUError
 from ..hardware import Slice
 from ..job.job import Job
 from ..job.reading import read_job
+from ..plain_data import JsonMapping
 from ..runtime.progress import Progress, silent, watched
 from .compiling import compile_job
 from .fix import is_thin
@@ -161,7 +162,7 @@ def _judge(
     )
 
 
-def as_job(job: object, changes: Mapping[str, Any]) -> Job:
+def as_job(job: object, changes: JsonMapping) -> Job:
     """Return a job, with changes, from a name, a file, a model or another job.
 
     Raises:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..errors import TPUError
 from ..hardware.figure import format_quantity
-from ..shown import Shown
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Facts, Renderable, Shown
 
 # From the least to the most costly change.
 _EFFORT = (
@@ -19,7 +19,7 @@ THIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fix:
+class Fix(Facts):
     """One change to a job or a captured program.
 
     Attributes:
@@ -32,7 +32,7 @@ class Fix:
         advice: Why only the user can make the change; "" if a compile can prove it.
     """
 
-    changes: Mapping[str, Any]
+    changes: JsonMapping
     cost: str
     estimate_bytes: int | None = None
     estimate_reason: str = ""
@@ -41,6 +41,7 @@ class Fix:
     fits: bool | None = None
     failure: str = ""
     advice: str = ""
+    _facts = "changes cost fits failure advice"
 
     @property
     def promising(self) -> bool:
@@ -66,20 +67,16 @@ class Fix:
             return replace(self, failure=str(answer))
         return self.verified(answer.memory)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fix as plain data."""
         return {
-            "changes": dict(self.changes),
-            "cost": self.cost,
+            **super().to_dict(),
             "estimate": {
                 "value": self.estimate_bytes,
                 "origin": "model",
                 "reason": self.estimate_reason,
             },
             "verified": {"value": self.verified_bytes, "origin": "compiler"},
-            "fits": self.fits,
-            "failure": self.failure,
-            "advice": self.advice,
         }
 
 
@@ -89,11 +86,7 @@ class FixList(Shown):
 
     fixes: tuple[Fix, ...] = field(default_factory=tuple[Fix, ...])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fixes as plain data."""
-        return {"fixes": [fix.to_dict() for fix in self.fixes]}
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
         from rich.text import Text
 

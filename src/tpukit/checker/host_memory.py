@@ -1,12 +1,13 @@
 """Memory that the hosts of a slice need to train, checkpoint, restore and export a job."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..compiler.compiled import CompiledStep
 from ..hardware import Figure, Slice
 from ..hardware.figure import bytes_text
 from ..hardware.rates import MemoryRates
+from ..plain_data import JsonObject
 from ..shown import Shown
 from ..step.host_memory import EXPORT_FILE_BYTES, HostShare, StoredArray
 
@@ -108,7 +109,7 @@ class HostMemory(Shown):
         figures = {name: getattr(self, name) for name in USES}
         return {name: figure for name, figure in figures.items() if figure is not None}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every use, the need and the available memory, with their origins."""
         return {
             "uses": {name: figure.to_dict() for name, figure in self.uses().items()},

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..compiler.memory import MemoryReport
 from ..errors import TPUError
@@ -11,6 +10,7 @@ from ..hardware import list_slices, parse_format
 from ..hardware.target import target_chip
 from ..job.job import Job
 from ..models.remat.policy import DOTS, FULL, MINIMAL, RematPolicy
+from ..plain_data import JsonObject
 from ..runtime.progress import Progress, silent
 from ..step.optimizer_spec import OptimizerSpec, state_bytes_per_parameter
 from .compiling import compile_jobs
@@ -279,7 +279,7 @@ def _together(fixes: list[Fix], report: MemoryReport) -> Fix | None:
     # Savings of different kinds overlap, so the estimate stays above what none of them affects.
     touched = amount(report, "activations", "temporaries", "optimizer state")
     floor = report.total_bytes - touched - amount(report, "parameters") // 2
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     for fix in best.values():
         changes.update(fix.changes)
     return Fix(

@@ -9,6 +9,7 @@ from ..job.hidden import is_hidden
 from ..job.model_source import is_torch_source
 from ..job.yaml_text import write_yaml
 from ..models.remat.policy import FULL
+from ..plain_data import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from ..capturing.captured import Captured
@@ -90,7 +91,7 @@ def _after_capture(result: "CheckResult", captured: "Captured") -> str:
     return check(here, "--fix") if fixes and not tried else ""
 
 
-def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:
+def command(verb: str, target: str, settings: JsonMapping, *more: str) -> str:
     """Return `tpukit VERB TARGET` with the settings as options, quoted for a shell.
 
     Environment variables of the job are left out, because no check depends on them and they may be
@@ -116,23 +117,23 @@ def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> 
     return shlex.join([*words, *more])
 
 
-def job_settings(job: "Job") -> tuple[str, dict[str, Any]]:
+def job_settings(job: "Job") -> tuple[str, JsonObject]:
     """Return target and settings of a job that was not typed; empty if Python gave its model."""
     if not isinstance(job.model, str) or job.parts:
         return "", {}
     stated = job.to_dict()
     model = stated.pop("model")
-    flat: dict[str, Any] = {} if isinstance(model, str) else {"model": model}
+    flat: JsonObject = {} if isinstance(model, str) else {"model": model}
     for key, value in stated.items():
         flat |= {key: value} if key in ("mesh", "options") else _flattened(key, value)
     return job.model, flat
 
 
-def _flattened(key: str, value: Any) -> dict[str, Any]:
+def _flattened(key: str, value: Any) -> JsonObject:
     """Return the keys of a section by dotted path, nested sections included: `train.lora.rank`."""
     if not isinstance(value, Mapping):
         return {key: value}
-    below = cast("Mapping[str, Any]", value)
+    below = cast("JsonMapping", value)
     return {
         name: one
         for inner, each in below.items()
@@ -144,7 +145,7 @@ def _written(key: str, value: Any) -> str:
     if key == "mesh" and isinstance(value, Mapping):
         return write_mesh(cast("Mapping[str, int]", value))
     if key == "options":
-        flags = cast("Mapping[str, Any]", value)
+        flags = cast("JsonMapping", value)
         return " ".join(f"--{name}={_scalar(one)}" for name, one in flags.items())
     return str(value)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ..compiler.compiled import CompiledStep
 from ..compiler.hlo import Instruction
@@ -11,6 +10,7 @@ from ..compiler.memory.sources import parse_sources
 from ..compiler.program_flops import RECOMPUTED
 from ..compiler.timeline import StepPrediction, TrackSpan
 from ..hardware.figure import bytes_text
+from ..plain_data import JsonObject
 
 _NAMED = 3
 
@@ -33,7 +33,7 @@ class ProgramFinding:
     advice: str = ""
     size_bytes: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the finding as plain data."""
         seconds = {"value": self.seconds, "origin": "model"}
         size = {"value": self.size_bytes, "origin": "compiler"}

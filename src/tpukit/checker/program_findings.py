@@ -7,7 +7,7 @@ model names. It has the operation, its size and its time.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..capturing.captured import Captured, CapturedProgram
 from ..compiler.compiled import CompiledStep
@@ -15,6 +15,7 @@ from ..compiler.hlo import HloModule
 from ..compiler.program_flops import is_traced_kernel
 from ..compiler.timeline import Machine
 from ..hardware.figure import bytes_text, flops_text, seconds_text
+from ..plain_data import JsonMapping
 from .memory_findings import find_in_memory
 from .program_finding import ProgramFinding, StepTimes, place_in_program, some_names
 
@@ -191,7 +192,7 @@ def _kernels(program: CapturedProgram, times: StepTimes | None) -> Iterable[Prog
             )
 
 
-def _blocks(known: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _blocks(known: Mapping[str, JsonMapping], name: str) -> str:
     """Return a kernel's grid and blocks as text; "" if the trace does not have them."""
     cut = known.get(name)
     if cut is None:
@@ -205,7 +206,7 @@ def _block_text(block: Sequence[int]) -> str:
     return "x".join(str(size) for size in block if size > 1) or "1"
 
 
-def _has_small_blocks(cut: Mapping[str, Any]) -> bool:
+def _has_small_blocks(cut: JsonMapping) -> bool:
     sizes = [prod(block) for block in cut["blocks"]]
     return bool(sizes) and max(sizes) <= _SMALL_BLOCK and prod(cut["grid"]) >= _MANY_BLOCKS
 

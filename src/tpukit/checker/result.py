@@ -1,6 +1,5 @@
 """`CheckResult`: whether a program fits and how long a step takes, for every kind of report."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,8 @@ from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
 from ..exit_codes import ExitCode
-from ..shown import Shown
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Renderable, Shown
 from .fix import FixList
 from .host_memory import HostMemory, captured_host_memory, host_memory
 
@@ -50,8 +50,8 @@ class CheckResult(Shown):
     fixes: FixList | None = None
     memory_only: bool = False
     target: str = ""
-    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    options: Mapping[str, Any] | None = None
+    asked: JsonMapping = field(default_factory=JsonObject)
+    options: JsonMapping | None = None
     captured: "Captured | None" = None
     program: "CapturedProgram | None" = None
     calls: int = 1
@@ -102,7 +102,7 @@ class CheckResult(Shown):
 
         return build_report(self, options=self.options, next_command=self.next_command)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the report as plain data, which `tpukit report` reads."""
         return dict(self.to_report())
 
@@ -133,7 +133,7 @@ class CheckResult(Shown):
             parts.append(Text(f"next: {self.next_command}", style="bold"))
         return Group(*parts)
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
 
         return Group(verdict_line(self.compiled.memory), self.details())

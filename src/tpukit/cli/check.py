@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.ranges import COUNT
 from . import job_options as options
 from .check_toolchains import TypedCheck, check_program_toolchains, check_toolchains, end_comparison
@@ -250,7 +251,7 @@ def check(
             write_pages(found, html, say)
         show(found, json=json)
         raise typer.Exit(found.exit_code)
-    how: dict[str, Any] = {
+    how: JsonObject = {
         "memory_only": memory_only,
         "timeout_s": timeout,
         "use_cache": not no_cache,
@@ -303,7 +304,7 @@ _ASKED = ("on", "batch_size", "sequence_length", "mesh", "options")
 
 def check_decode(
     target: str,
-    asked: Mapping[str, Any],
+    asked: JsonMapping,
     *,
     prompt_length: int | None,
     refused: Mapping[str, object],

@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from ..plain_data import JsonMapping, JsonObject
 from .output import show
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ class TypedCheck:
     """
 
     target: str
-    changes: Mapping[str, Any]
+    changes: JsonMapping
     flags: str
     arguments: Sequence[str]
     donated: Sequence[int]
     timeout_s: float | None
     switches: Mapping[str, bool]
 
-    def compiler_flags(self) -> dict[str, Any]:
+    def compiler_flags(self) -> JsonObject:
         """Return all compiler options: those typed, or else those of the job.
 
         Each toolchain decides itself which of them it accepts.
@@ -77,7 +78,7 @@ def check_program_toolchains(
     names: str,
     asked: "AskedProgram",
     on: str | None,
-    words: Mapping[str, Any],
+    words: JsonMapping,
     *,
     flags: str,
     progress: "Progress",

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..exit_codes import ExitCode
+from ..plain_data import JsonObject
 from ..runtime.ranges import SECONDS
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from . import job_options as options
 from .output import Announcer, refusals_as_exit_codes, show
 from .values import output_file, within
@@ -27,13 +28,13 @@ class _CompileAnswer(Shown):
     prediction: "StepPrediction | None"
     no_prediction: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the figures as plain data."""
         predicted = None if self.prediction is None else self.prediction.to_dict()
         more = {"prediction": predicted, "no_prediction": self.no_prediction}
         return {**self.compiled.to_dict(), **more}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 
@@ -122,7 +123,7 @@ def _lowered(
     from ..compiler.program.entry import built, is_builder
     from ..runtime.environment import configure_tpu_environment
 
-    asked: dict[str, Any] = {"on": str(target)}
+    asked: JsonObject = {"on": str(target)}
     asked |= {} if mesh is None else {"mesh": mesh}
     asked |= {} if not flags else {"options": options.compiler_options(flags)}
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process

@@ -1,11 +1,11 @@
 """`tpukit dashboard`: runs, chips, pods, plans and checks in a browser, on this machine."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from ..plain_data import JsonMapping
 from ..runtime.ranges import Range
 from .values import within
 
@@ -60,7 +60,7 @@ def dashboard(
     )
 
 
-def _fleet() -> Mapping[str, Any]:
+def _fleet() -> JsonMapping:
     """Return pods as last seen, and their costs; no provider is called."""
     from ..pods.cost import CostReport
     from ..pods.listing import PodListing

@@ -4,12 +4,13 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError
 from ..exit_codes import ExitCode
+from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT, SECONDS, Range
 from . import job_options as options
 from .job_options import Json
@@ -196,7 +197,7 @@ def tune(
     say = Announcer()
     typed = command_behind(called)
     kept = typed is None and is_kept(target)
-    how: dict[str, Any] = {
+    how: JsonObject = {
         "budget": budget,
         "seconds": seconds,
         "beam": beam,

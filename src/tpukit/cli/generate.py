@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import TPUValidationError
 from ..exit_codes import ExitCode
+from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT, PART, SEED, SHARE, WEIGHT
-from ..shown import Shown
+from ..shown import Facts, Shown
 from . import job_options as options
 from .export import Step
 from .values import within
@@ -164,7 +165,7 @@ class GeneratedText(Shown):
     model: "TrainedModel"
     cache: "CacheUse | None" = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data."""
         return {
             "prompt": self.prompt,
@@ -271,7 +272,7 @@ def _encoded(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheUse:
+class CacheUse(Facts):
     """The effect of a narrow cache on one text (origin: measured).
 
     Attributes:
@@ -286,21 +287,12 @@ class CacheUse:
     bits: float
     kept: float | None
     target: float
+    _facts = "format bits choices_kept=kept target reached"
 
     @property
     def reached(self) -> bool | None:
         """Whether the target is reached; None if not measured."""
         return None if self.kept is None else self.kept >= self.target
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {
-            "format": self.format,
-            "bits": self.bits,
-            "choices_kept": self.kept,
-            "target": self.target,
-            "reached": self.reached,
-        }
 
     def line(self) -> str:
         """One sentence on the cache."""

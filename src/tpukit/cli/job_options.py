@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT, INDEX, SECONDS
 from .values import within
 
@@ -137,7 +138,7 @@ def torch_or_target(target: str | None, torch: str | None) -> str:
     return target if target is not None else f"{PREFIX}{torch}"
 
 
-def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:
+def changes(assignments: list[str] | None, **typed: Any) -> JsonObject:
     """Return the typed options by key of the job; an option overrides `--set`.
 
     Two underscores separate section and key: `train__optimizer` is `train.optimizer`.
@@ -157,7 +158,7 @@ def mesh_here(text: str) -> "DeviceMesh":
     return create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
 
 
-def compiler_options(flags: str) -> dict[str, Any] | None:
+def compiler_options(flags: str) -> JsonObject | None:
     """Return validated compiler options from a flag string; None if it is empty."""
     if not flags:
         return None
@@ -184,7 +185,7 @@ def callable_of(target: str, found: Any) -> Any:
 
 def lower_function(
     target: str,
-    asked: dict[str, Any],
+    asked: JsonObject,
     arg: list[str],
     donate: list[int] | None,
     *,

@@ -10,7 +10,7 @@ import typer
 
 from ..exit_codes import ExitCode
 from ..runtime.ranges import COUNT, SECONDS
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from .job_options import Json, NoCache
 from .kernel_options import (
     Backward,
@@ -301,14 +301,7 @@ class Tunings(Shown):
             return f"{where}, where dispatch finds them."
         return f"{where}; use_tuned_blocks({str(self.folder.parent)!r}) lets dispatch take them."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {
-            "results": [result.to_dict() for result in self.results],
-            "folder": None if self.folder is None else str(self.folder),
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 

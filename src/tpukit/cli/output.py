@@ -4,7 +4,7 @@ import json as json_module
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Protocol
 import typer
 
 from ..exit_codes import ExitCode
-from ..shown import Shown
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Renderable, Shown
 
 
 class Presentable(Protocol):
     """A result that can be shown as text and as JSON."""
 
-    def __rich__(self) -> Any: ...
+    def __rich__(self) -> Renderable: ...
 
-    def to_dict(self) -> Mapping[str, Any]:
+    def to_dict(self) -> JsonMapping:
         """Return the result as JSON data."""
         ...
 
@@ -51,11 +52,11 @@ class Written(Shown):
     files: tuple[Path, ...]
     advice: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data."""
         return {"wrote": [str(file) for file in self.files]}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.text import Text
 
         names = ", ".join(map(str, self.files))

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError
+from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT
 from . import job_options as options
 from .values import output_file, refuse, within
@@ -255,7 +256,7 @@ def _launch_words(job: "Job") -> str:
     return f"; tpukit launch asks for {tier} capacity in {', '.join(launch.zones)}{most}"
 
 
-def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:
+def _lora(rank: int | None, targets: str | None, base: str | None) -> JsonObject | None:
     """Return the typed keys of `train: {lora: …}`; None if there are none."""
     if rank is None:
         if targets is not None or base is not None:
@@ -276,7 +277,7 @@ def _preemption(
     from ..planner.cost.money import Preemption
 
     yours = "given by you"
-    stated: dict[str, Any] = {}
+    stated: JsonObject = {}
     if per_day is not None:
         stated |= {"per_slice_day": per_day, "source": yours}
     if recovery_minutes is not None:

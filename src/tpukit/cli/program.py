@@ -1,6 +1,6 @@
 """`tpukit check … -- COMMAND`: check any unmodified program as if it ran on a slice."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from ..errors import ConfigError, TPUError
 from ..exit_codes import ExitCode
+from ..plain_data import JsonMapping, JsonObject
 from .output import Announcer, print_whole, refusals_as_exit_codes, show
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class AskedProgram:
 
 def check_programs(
     asked: AskedProgram, on: str | None, say: Announcer, **how: Any
-) -> "Mapping[str, Any]":
+) -> "JsonMapping":
     """Check a program on each slice of `--on`; return the result or the reason by slice."""
     from ..checker.captured import check_captured
     from ..hardware import Slice
@@ -126,7 +127,7 @@ def check_programs(
     names = [str(Slice.parse(name)) for name in (on or "").split(",") if name] or [""]
     if asked.keep is not None and len(names) > 1:
         raise ConfigError("--keep is for one slice, because a capture is of one slice.")
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name in names:
         try:
             captured = asked.capture(name, say)

@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..hardware import Slice
 from ..hardware.figure import bytes_text
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.child import ChildError, offline_environment, watch_child
 from ..runtime.files import temporary_folder
 from ..runtime.progress import Progress, silent
@@ -146,7 +147,7 @@ def compile_for(
     donate_argnums: Sequence[int] = (),
     mesh: "Mapping[str, int] | AnyMesh | None" = None,
     dcn_mesh_shape: Sequence[int] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
     until: Until = "codegen",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress = silent,
@@ -340,7 +341,7 @@ def _compile(
     logger.info("compiling", extra={"program": request.program.name, "slice": str(request.slice)})
     started = time.perf_counter()
     fits = True
-    reply: dict[str, Any] | None = None
+    reply: JsonObject | None = None
     try:
         reply = watch_child(
             "tpukit.compiler.worker",

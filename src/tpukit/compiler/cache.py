@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import TPUCacheError
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.files import PARTIAL, cache_folder, private_folder, refuse_shared, whole_file
 from ..shown import Shown
 
@@ -36,16 +36,8 @@ class CacheSummary(Shown):
     entries: int
     size_bytes: int
     limit_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain data."""
-        return {
-            "folder": str(self.folder),
-            "entries": self.entries,
-            "size_bytes": self.size_bytes,
-            "limit_bytes": self.limit_bytes,
-            "origin": "measured",
-        }
+    origin = "measured"
+    _facts = "folder entries size_bytes limit_bytes origin"
 
     def __rich__(self) -> str:
         from ..hardware.figure import format_quantity
@@ -110,7 +102,7 @@ class CompileCache:
         self._make_room(keep=key)
         return True
 
-    def load_json(self, key: str) -> dict[str, Any] | None:
+    def load_json(self, key: str) -> JsonObject | None:
         """Return the JSON data stored under `key`, or None."""
         texts = self.load(key)
         try:
@@ -118,7 +110,7 @@ class CompileCache:
         except (ValueError, KeyError):
             return None
 
-    def store_json(self, key: str, data: Mapping[str, Any]) -> bool:
+    def store_json(self, key: str, data: JsonMapping) -> bool:
         """Store JSON data under `key`."""
         return self.store(key, {"data.json": json.dumps(data)})
 

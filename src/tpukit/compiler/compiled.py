@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from ..errors import TPUValidationError, XLACompilationError, did_you_mean
 from ..hardware import Figure, Slice
+from ..plain_data import JsonObject
 from ..runtime.progress import Progress, silent
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from .dump import Listings
 from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
@@ -70,6 +71,10 @@ class CompiledStep(Shown):
     from_cache: bool = False
     source_lines: bool = True
     limit_bytes: int | None = None
+    _facts = (
+        "name slice=slice.name stage fits memory flops_per_device=flops collectives operations "
+        "unsplit from_cache versions"
+    )
 
     @property
     def name(self) -> str:
@@ -252,25 +257,15 @@ class CompiledStep(Shown):
         except (KeyError, TypeError, ValueError):
             return None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the figures as plain data, without the program text."""
         return {
-            "name": self.name,
-            "slice": str(self.slice),
-            "stage": self.stage,
-            "fits": self.fits,
-            "memory": self.memory.to_dict(),
+            **super().to_dict(),
             "code_bytes": {"value": self.code_bytes, "origin": "compiler"},
-            "flops_per_device": self.flops.to_dict(),
-            "collectives": self.collectives,
-            "operations": self.operations,
-            "unsplit": self.unsplit,
             "compile_s": {"value": round(self.compile_s, 3), "origin": "measured"},
-            "from_cache": self.from_cache,
-            "versions": dict(self.versions),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """A report with the verdict first."""
         from rich.console import Group
         from rich.table import Table

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+IrObject: TypeAlias = Any
+"""An object of MLIR's bindings in jaxlib, which have no types."""
 _FIRST_LIST = re.compile(r"\[([\d, ]*)\]")
 _SHAPE = re.compile(r"<((?:\d+x)*)[a-z]\w*")
 _COUNTED = re.compile(r"index|i\d+|memref<[\dx]+xi\d+, #tpu.memory_space<smem>>")
@@ -83,7 +85,7 @@ def read_kernel(encoded: str) -> Kernel:
         from jaxlib.mlir.passmanager import PassManager
     except ImportError as error:
         raise Uncountable(f"this jax cannot parse kernels: {error}") from None
-    context: Any = ir.Context()
+    context: IrObject = ir.Context()
     tpu.register_dialect(context)
     context.allow_unregistered_dialects = True  # the format kernels are stored in is no dialect
     with context, ir.Location.unknown():
@@ -95,7 +97,7 @@ def read_kernel(encoded: str) -> Kernel:
         return _read_main(module.body.operations)
 
 
-def _read_main(functions: Any) -> Kernel:
+def _read_main(functions: IrObject) -> Kernel:
     """Return the kernel among the functions of its program; the others compute block indices."""
     main = next(
         (function for function in functions if "iteration_bounds" in function.attributes),
@@ -114,7 +116,7 @@ def _read_main(functions: Any) -> Kernel:
     return Kernel(grid, body, tuple((n, dims) for n, dims in tables if n is not None))
 
 
-def _numbers_in(function: Any, name: str) -> tuple[int, ...]:
+def _numbers_in(function: IrObject, name: str) -> tuple[int, ...]:
     """Return the numbers of an attribute such as "array<i64: 3, 8, 4>" or "2 : i64"."""
     if name not in function.attributes:
         return ()
@@ -122,22 +124,22 @@ def _numbers_in(function: Any, name: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"-?\d+", text)))
 
 
-def _name(attribute: Any) -> str:
+def _name(attribute: IrObject) -> str:
     return str(attribute).strip('@"')
 
 
 class _Reader:
     """Gives every integer value of a program its own number."""
 
-    def __init__(self, functions: Mapping[str, Any]) -> None:
+    def __init__(self, functions: Mapping[str, IrObject]) -> None:
         self._functions = functions
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[IrObject, int] = {}
 
-    def block(self, block: Any) -> Block:
+    def block(self, block: IrObject) -> Block:
         arguments = self._values(block.arguments)
         return Block(arguments, tuple(self._operations(block)))
 
-    def _operations(self, block: Any) -> Iterator[Operation]:
+    def _operations(self, block: IrObject) -> Iterator[Operation]:
         for found in block.operations:
             operation = found.operation
             name = operation.name
@@ -155,19 +157,19 @@ class _Reader:
             results = self._values(operation.results)
             yield Operation(name, self._values(operation.operands), results, bodies, number, flops)
 
-    def _values(self, values: Any) -> tuple[int | None, ...]:
+    def _values(self, values: IrObject) -> tuple[int | None, ...]:
         return tuple(
             self._numbers.setdefault(value, len(self._numbers)) if _is_counted(value.type) else None
             for value in values
         )
 
 
-def _is_counted(kind: Any) -> bool:
+def _is_counted(kind: IrObject) -> bool:
     """Whether a value is an integer, or a table of integers in scalar memory."""
     return _COUNTED.fullmatch(str(kind)) is not None
 
 
-def _whole_number(attribute: Any) -> int | None:
+def _whole_number(attribute: IrObject) -> int | None:
     """Return a constant's value from a text such as "1024 : i32"; None if not an integer."""
     text = str(attribute).split(" : ")[0]
     if text in ("true", "false"):
@@ -175,7 +177,7 @@ def _whole_number(attribute: Any) -> int | None:
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
-def _product_flops(operation: Any) -> float:
+def _product_flops(operation: IrObject) -> float:
     """Return two FLOPs per multiplied pair: result elements times summed elements."""
     left = _dims(operation.operands[0].type)
     summed = _FIRST_LIST.search(str(operation.attributes["dimension_numbers"]))
@@ -185,7 +187,7 @@ def _product_flops(operation: Any) -> float:
     return 2.0 * prod(_dims(operation.results[0].type)) * prod(contracted)
 
 
-def _dims(kind: Any) -> list[int]:
+def _dims(kind: IrObject) -> list[int]:
     found = _SHAPE.search(str(kind))
     return [int(size) for size in found[1].split("x") if size] if found else []
 

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..plain_data import JsonObject
 from ..runtime.child import serve_request
 
 
-def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+def compile_request(request: JsonObject) -> JsonObject:
     """Compile one program for one topology and return the compiler's answer."""
     import jax
 
@@ -54,7 +55,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_topology(request: dict[str, Any]) -> Any:
+def describe_topology(request: JsonObject) -> Any:
     """Return libtpu's own description of the topology that a request names."""
     from jax.experimental import topologies
 
@@ -73,7 +74,7 @@ def _in_order(order: list[int], devices: list[Any], sizes: tuple[int, ...]) -> A
     return grid.reshape(sizes)
 
 
-def _save(compiled: Any, path: Path) -> dict[str, Any]:
+def _save(compiled: Any, path: Path) -> JsonObject:
     """Write the serialized program for the parent, and return its part of the header."""
     from dataclasses import asdict
 
@@ -94,7 +95,7 @@ def _write_places(path: Path, devices: Iterable[Any]) -> None:
     path.write_text(json.dumps(coordinates))
 
 
-def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
+def _as_tuples(options: JsonObject) -> JsonObject:
     """Turn lists into tuples, because JSON has no tuples and libtpu accepts only tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()

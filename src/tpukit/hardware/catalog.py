@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError, SliceError, did_you_mean
-from ..shown import Shown
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Facts, Renderable, Shown
 from .figure import Figure, find_source
 from .formats import PEAKS, NumberFormat, PeakName, parse_format
 from .topology import CubeRules, TopologyRules, parse_shape
@@ -60,7 +60,7 @@ _PLAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixProducts:
+class MatrixProducts(Facts):
     """Formats that a matrix unit multiplies without widening: any of `left` by any of `right`.
 
     The right operand is the one that stays in the unit, such as a model's weights.
@@ -73,10 +73,6 @@ class MatrixProducts:
         if set(self.left) == set(self.right):
             return " · ".join(self.left)
         return f"{' · '.join(self.left)} with {' · '.join(self.right)}"
-
-    def to_dict(self) -> dict[str, list[str]]:
-        """Return both lists of format names."""
-        return {"left": list(self.left), "right": list(self.right)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -159,8 +155,8 @@ class Chip(Shown):
     peak_tflops: Mapping[PeakName, Figure]
     measured: Mapping[str, Figure]
     kernels: Mapping[str, Figure]
-    fitted_rates: Mapping[str, Any]
-    list_prices: Mapping[str, Any]
+    fitted_rates: JsonMapping
+    list_prices: JsonMapping
     hbm_bytes: Figure
     hbm_usable_bytes: Figure
     hbm_gbps: Figure
@@ -178,6 +174,12 @@ class Chip(Shown):
     sparse_cores: Figure
     clock_ghz: Figure
     host_ram_bytes: Figure
+    _facts = (
+        "name title device_kinds api_prefix gke_accelerator gke_machine_types needs_gke "
+        "cores_per_chip devices_per_chip chips_per_host ici_links_per_chip interconnect "
+        "torus_dims pod_chips no_slices structure_source topology_source matrix_products "
+        "matrix_source"
+    )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chip) and other.name == self.name
@@ -250,32 +252,14 @@ class Chip(Shown):
         named.update((f"kernel_{name}", figure) for name, figure in self.kernels.items())
         return named
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return names, structure and every figure with its provenance."""
         return {
-            "name": self.name,
-            "title": self.title,
-            "device_kinds": list(self.device_kinds),
-            "api_prefix": self.api_prefix,
-            "gke_accelerator": self.gke_accelerator,
-            "gke_machine_types": list(self.gke_machine_types),
-            "needs_gke": self.needs_gke,
-            "cores_per_chip": self.cores_per_chip,
-            "devices_per_chip": self.devices_per_chip,
-            "chips_per_host": self.chips_per_host,
-            "ici_links_per_chip": self.ici_links_per_chip,
-            "interconnect": self.interconnect,
-            "torus_dims": self.torus_dims,
-            "pod_chips": self.pod_chips,
-            "no_slices": self.no_slices,
-            "structure_source": self.structure_source,
-            "topology_source": self.topology_source,
-            "matrix_products": [pair.to_dict() for pair in self.matrix_products],
-            "matrix_source": self.matrix_source,
+            **super().to_dict(),
             "figures": {name: figure.to_dict() for name, figure in self.figures().items()},
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from .tables import chip_table
 
         return chip_table(self)
@@ -385,7 +369,7 @@ def read_chip(text: str, where: str) -> Chip:
         ) from None
 
 
-def chip_from(data: Mapping[str, Any]) -> Chip:
+def chip_from(data: JsonMapping) -> Chip:
     """Build a chip from the parsed content of its data file.
 
     Raises:
@@ -395,7 +379,7 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
     """
     sources = data["sources"]
 
-    def figure(entry: Mapping[str, Any], unit: str) -> Figure:
+    def figure(entry: JsonMapping, unit: str) -> Figure:
         return Figure.cited(entry, unit, sources)
 
     def with_units(section: str) -> dict[str, Figure]:
@@ -407,12 +391,12 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
             f"The data file of {data['name']} must have exactly the catalog's figures; "
             f"missing or unknown: {', '.join(sorted(unexpected))}."
         )
-    figures: dict[str, Any] = {
+    figures: JsonObject = {
         key: figure(data["figures"][key], unit) for key, unit in _FIGURES.items()
     }
     usable_of_device: Figure = figures.pop("hbm_usable_gib_per_device")
     topology, matrix = data["topology"], data["matrix_unit"]
-    plain: dict[str, Any] = {key: data.get(key) for key in _PLAIN}
+    plain: JsonObject = {key: data.get(key) for key in _PLAIN}
     return Chip(
         **plain,
         **figures,
@@ -445,7 +429,7 @@ def _formats(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(parse_format(name).name for name in names)
 
 
-def _rules_from(topology: Mapping[str, Any]) -> TopologyRules:
+def _rules_from(topology: JsonMapping) -> TopologyRules:
     x, y, z = topology["host_bounds"]
     cubes = topology.get("cubes")
     return TopologyRules(

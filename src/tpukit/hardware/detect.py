@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import SliceError
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from .catalog import list_chips
 from .figure import count_text
 from .slice import Slice
@@ -35,23 +35,13 @@ class Accelerators(Shown):
     slice_name: str | None = None
     evidence: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {
-            "kind": self.kind,
-            "count": self.count,
-            "generation": self.generation,
-            "slice_name": self.slice_name,
-            "evidence": list(self.evidence),
-        }
-
     def __str__(self) -> str:
         units = {"tpu": "TPU chip", "gpu": "NVIDIA GPU", "cpu": "CPU"}[self.kind]
         generation = f" ({self.generation})" if self.generation else ""
         where = f", part of {self.slice_name}" if self.slice_name else ""
         return f"{count_text(self.count, units)}{generation}{where}"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from .tables import facts_table
 
         table = facts_table(str(self))

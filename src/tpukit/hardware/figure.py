@@ -7,9 +7,10 @@ states the origin of a derived figure.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from ..errors import TPUNotAvailableError, TPUValidationError
+from ..plain_data import JsonMapping, JsonObject
 from ..shown import Shown
 from .missing import Measured, Missing
 
@@ -71,7 +72,7 @@ class Figure(Shown):
 
     @classmethod
     def cited(
-        cls, entry: Mapping[str, Any], unit: str, sources: Mapping[str, Mapping[str, str]]
+        cls, entry: JsonMapping, unit: str, sources: Mapping[str, Mapping[str, str]]
     ) -> "Figure":
         """Read a figure of a data file: a value and the name of its source, or `missing`.
 
@@ -156,7 +157,7 @@ class Figure(Shown):
             )
         return self.value
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return value, unit and provenance; empty fields are left out."""
         shown = {"value": self.value, "unit": self.unit}
         for name in ("origin", "source", "date", "reason", "note"):

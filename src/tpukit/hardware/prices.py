@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, did_you_mean
-from ..plain_data import MOST_YAML_BYTES, parse_yaml, read_limited
+from ..plain_data import MOST_YAML_BYTES, JsonMapping, JsonObject, parse_yaml, read_limited
+from ..shown import Facts
 from .catalog import get_chip, list_chips
 from .figure import Figure
 from .slice import Slice
@@ -23,7 +24,7 @@ _RATE_KEYS = ("generation", "region", "tier", "usd_per_chip_h")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class Rate(Facts):
     """The price of one chip for an hour, in one region, on one tier.
 
     v2 and v3 have other prices in multi-host slices, so `min_chips` and `max_chips` bound the
@@ -37,22 +38,11 @@ class Rate:
     min_chips: int = 1
     max_chips: int | None = None
     zones: tuple[str, ...] = ()
+    _facts = "generation region tier min_chips max_chips zones price"
 
     def covers(self, chips: int) -> bool:
         """Whether the rate applies to a slice with this many chips."""
         return self.min_chips <= chips and (self.max_chips is None or chips <= self.max_chips)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rate with the provenance of its price."""
-        return {
-            "generation": self.generation,
-            "region": self.region,
-            "tier": self.tier,
-            "min_chips": self.min_chips,
-            "max_chips": self.max_chips,
-            "zones": list(self.zones),
-            "price": self.price.to_dict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class PriceBook:
             return "no public list price is known; supply a rate of your own."
         return f"not listed; {name or 'other'} prices exist in {', '.join(offered)}."
 
-    def with_rates(self, rates: Mapping[str, Any] | str | Path) -> "PriceBook":
+    def with_rates(self, rates: JsonMapping | str | Path) -> "PriceBook":
         """Return this book with rates of your own, which replace listed ones.
 
         Args:
@@ -188,8 +178,8 @@ def public_prices() -> PriceBook:
     return PriceBook(tuple(rates), refusals)
 
 
-def _listed_rates(data: Mapping[str, Any], **shared: str) -> list[Rate]:
-    rows: list[dict[str, Any]] = [{**shared, **row} for row in data["rates"]]
+def _listed_rates(data: JsonMapping, **shared: str) -> list[Rate]:
+    rows: list[JsonObject] = [{**shared, **row} for row in data["rates"]]
     return [
         Rate(
             generation=entry["generation"],
@@ -218,7 +208,7 @@ def listed_zones(of: Slice, region: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:
+def read_rates(rates: JsonMapping | str | Path) -> tuple[Rate, ...]:
     """Read rates of your own from a mapping or a YAML file; see `PriceBook.with_rates`."""
     if isinstance(rates, (str, Path)):
         try:
@@ -238,7 +228,7 @@ def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:
         raise ConfigError(
             f"Rates from {where} need a list under 'rates', each with {', '.join(_RATE_KEYS)}."
         )
-    header = cast("Mapping[str, Any]", content)
+    header = cast("JsonMapping", content)
     source = str(header.get("source", f"rates supplied by you ({where})"))
     date = str(header.get("date", ""))
     return tuple(
@@ -256,7 +246,7 @@ def _shadows(own: Rate, listed: Rate) -> bool:
 def _own_rate(entry: object, number: int, source: str, date: str) -> Rate:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"Rate {number} is {entry!r}; expected {', '.join(_RATE_KEYS)}.")
-    fields = cast("Mapping[str, Any]", entry)
+    fields = cast("JsonMapping", entry)
     for key in fields:
         if key not in _RATE_KEYS:
             raise ConfigError(

@@ -9,13 +9,14 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from ..errors import TPUValidationError
+from ..plain_data import JsonMapping, JsonObject
 from .catalog import list_chips
 from .figure import Figure
 
@@ -174,17 +175,17 @@ S = TypeVar("S", bound=_Section)
 
 @cache
 def _load(section: type[S], generation: str) -> S:
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: figure.value for name, figure in section.figures(generation).items()
     }
     return section(**values)
 
 
 @cache
-def rates_file() -> dict[str, Any]:
+def rates_file() -> JsonObject:
     """Return `data/rates.toml`, with the values from each chip's file under the chip's name."""
     text = (files("tpukit.hardware") / "data" / "rates.toml").read_text("utf-8")
-    content: dict[str, Any] = tomllib.loads(text)
+    content: JsonObject = tomllib.loads(text)
     for chip in list_chips():
         for section, values in chip.fitted_rates.items():
             for name, value in values.items():
@@ -200,7 +201,7 @@ def rates_file() -> dict[str, Any]:
     return content
 
 
-def _figure(entry: Mapping[str, Any], generation: str) -> Figure:
+def _figure(entry: JsonMapping, generation: str) -> Figure:
     chosen = entry.get(generation, entry[EVERY_GENERATION])
     about = {"note": "; ".join(filter(None, (entry["what"], chosen.get("note", ""))))}
     return Figure.cited({**chosen, **about}, entry["unit"], rates_file()["sources"])
@@ -259,12 +260,12 @@ class ScoredSteps:
         return _shipped()
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "ScoredSteps":
+    def from_dict(cls, data: JsonObject) -> "ScoredSteps":
         """Read the data of `to_dict`."""
         steps = tuple(ScoredStep(**step) for step in data["steps"])
         return cls(data["versions"], steps)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the scoring as plain data."""
         steps = [dict(vars(step)) for step in self.steps]
         return {"versions": self.versions, "steps": steps}

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from ..errors import SliceError
-from ..shown import Shown
+from ..plain_data import JsonObject
+from ..shown import Facts, Renderable, Shown
 from .catalog import Chip, get_chip
 from .figure import Figure
 from .formats import PEAKS
@@ -33,6 +33,11 @@ class Slice(Shown):
     chip: Chip
     topology: Shape
     num_slices: int = 1
+    _facts = (
+        "name generation=chip.name topology num_slices chips hosts devices devices_per_host wraps "
+        "api_name gke_accelerator gke_topology needs_gke libtpu_topology libtpu_options "
+        "hbm_bytes hbm_usable_bytes bisection_gbps dcn_gbps host_ram_bytes"
+    )
 
     def __post_init__(self) -> None:
         rules = rules_of(self.chip)
@@ -90,6 +95,11 @@ class Slice(Shown):
         if not rules.is_legal(shape) or (chips is not None and math.prod(shape) != chips):
             raise no_such_shape(chip, shape, chips=chips)
         return cls(chip, shape, num_slices)
+
+    @property
+    def name(self) -> str:
+        """The canonical name, which `str` returns too."""
+        return str(self)
 
     def __str__(self) -> str:
         return canonical_name(self.chip, self.topology, num_slices=self.num_slices)
@@ -195,10 +205,10 @@ class Slice(Shown):
         return f"{self.chip.libtpu_name}:{format_shape(self.topology)}"
 
     @property
-    def libtpu_options(self) -> dict[str, Any]:
+    def libtpu_options(self) -> JsonObject:
         """The other keyword arguments of `get_topology_desc`; empty where its defaults apply."""
         rules = rules_of(self.chip)
-        options: dict[str, Any] = {}
+        options: JsonObject = {}
         if self.chip.libtpu_chip_config:
             options["chip_config_name"] = self.chip.libtpu_chip_config
         bounds = rules.bounds_of_host(self.topology)
@@ -208,33 +218,14 @@ class Slice(Shown):
             options["num_slices"] = self.num_slices
         return options
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every property; figures have their provenance."""
         return {
-            "name": str(self),
-            "generation": self.chip.name,
-            "topology": list(self.topology),
-            "num_slices": self.num_slices,
-            "chips": self.chips,
-            "hosts": self.hosts,
-            "devices": self.devices,
-            "devices_per_host": self.devices_per_host,
-            "wraps": list(self.wraps),
-            "api_name": self.api_name,
-            "gke_accelerator": self.gke_accelerator,
-            "gke_topology": self.gke_topology,
-            "needs_gke": self.needs_gke,
-            "libtpu_topology": self.libtpu_topology,
-            "libtpu_options": self.libtpu_options,
+            **super().to_dict(),
             "peak_tflops": {dtype: self.peak_tflops(dtype).to_dict() for dtype in PEAKS},
-            "hbm_bytes": self.hbm_bytes.to_dict(),
-            "hbm_usable_bytes": self.hbm_usable_bytes.to_dict(),
-            "bisection_gbps": self.bisection_gbps.to_dict(),
-            "dcn_gbps": self.dcn_gbps.to_dict(),
-            "host_ram_bytes": self.host_ram_bytes.to_dict(),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from .tables import slice_table
 
         return slice_table(self)
@@ -255,7 +246,7 @@ def rules_of(chip: Chip) -> TopologyRules:
 
 
 @dataclass(frozen=True, slots=True)
-class ChipPosition:
+class ChipPosition(Facts):
     """One chip of a slice.
 
     Attributes:
@@ -269,15 +260,6 @@ class ChipPosition:
     chip: int
     slice_index: int
     coordinates: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the position as plain data."""
-        return {
-            "process": self.process,
-            "chip": self.chip,
-            "slice_index": self.slice_index,
-            "coordinates": list(self.coordinates),
-        }
 
 
 def chip_positions(target: Slice) -> tuple[ChipPosition, ...]:

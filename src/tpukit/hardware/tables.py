@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..shown import Shown
+from ..plain_data import JsonObject
+from ..shown import Renderable, Shown
 from .catalog import Chip, list_chips
 from .figure import Figure
 from .formats import PEAKS
@@ -105,17 +106,14 @@ class GenerationListing(Shown):
 
     chips: tuple[Chip, ...]
     book: PriceBook
+    _facts = "generations=chips"
 
     @classmethod
     def of(cls, book: PriceBook) -> "GenerationListing":
         """List all generations of the catalog, with prices from `book`."""
         return cls(list_chips(), book)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return every generation with all of its figures."""
-        return {"generations": [chip.to_dict() for chip in self.chips]}
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         columns = (
             *(
                 "name",
@@ -196,7 +194,7 @@ class SliceListing(Shown):
             return Figure.missing("USD", price.reason or peak.reason)
         return Figure.derived(price.value / (peak.value / 1e3), "USD", inputs=(price, peak))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the generation, and every slice with its price."""
         return {
             "generation": self.slices[0].chip.to_dict(),
@@ -213,7 +211,7 @@ class SliceListing(Shown):
             ],
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 
@@ -272,12 +270,12 @@ class PriceListing(Shown):
     rates: tuple[Rate, ...]
     reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the rates, or the reason why there are none."""
-        shown: dict[str, Any] = {"rates": [rate.to_dict() for rate in self.rates]}
+        shown: JsonObject = {"rates": [rate.to_dict() for rate in self.rates]}
         return {**shown, "reason": self.reason} if self.reason else shown
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         columns = ("generation", "region", "tier", "slices", "USD/chip-h", "date")
         table = listing_table("Prices", columns)
         for rate in self.rates:

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..plain_data import JsonObject
 from ..runtime.environment import JaxState, VariableChange
 from ..runtime.flags import FlagRegistry, as_compiler_options, set_xla_flags
 from ..runtime.flags.bundles import generation_for_flags, select
@@ -54,7 +55,7 @@ def flags_of(
 
 def compiler_options(
     settings: Communication | Compilation, *, generation: str | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the flags of `flags_of` that are options of one compile, not of the whole process."""
     flags = flags_of(settings, generation=generation)
     if not flags:

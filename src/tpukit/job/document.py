@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, TPUError, did_you_mean
-from ..plain_data import MOST_YAML_BYTES, read_limited
+from ..plain_data import MOST_YAML_BYTES, JsonMapping, JsonObject, read_limited
 from .yaml_text import read_scalar, read_yaml
 
 PREFIX = "TPUKIT_"
@@ -85,11 +85,11 @@ class Document:
     """
 
     sections: frozenset[str]
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    values: JsonObject = field(default_factory=JsonObject)
     origins: dict[str, Origin] = field(default_factory=dict[str, Origin])
     lines: dict[str, str] = field(default_factory=dict[str, str])
 
-    def add(self, values: Mapping[str, Any], origin: Origin) -> None:
+    def add(self, values: JsonMapping, origin: Origin) -> None:
         """Add values, nested or by dotted path, that all have the same origin."""
         for path, value in self._flat(values):
             self.values[path], self.origins[path] = value, origin
@@ -171,9 +171,9 @@ class Document:
         origin = self.origins[outer]
         return self.lines.get(path, origin.place) if origin.kind == "file" else origin.place
 
-    def nested(self) -> dict[str, Any]:
+    def nested(self) -> JsonObject:
         """Return the values as nested dictionaries."""
-        tree: dict[str, Any] = {}
+        tree: JsonObject = {}
         for path, value in self.values.items():
             section, dot, key = path.rpartition(".")
             (tree.setdefault(section, {}) if dot else tree)[key] = value
@@ -190,10 +190,10 @@ class Document:
                 return type(error)(f"{text} ({path} comes from {origin}.)")
         return error
 
-    def _flat(self, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    def _flat(self, values: JsonMapping) -> Iterable[tuple[str, Any]]:
         for key, value in values.items():
             if key in self.sections and isinstance(value, Mapping):
-                below: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]  any YAML
+                below: JsonMapping = value  # pyright: ignore[reportUnknownVariableType]  any YAML
                 yield from ((f"{key}.{name}", inner) for name, inner in below.items())
             elif key in self.sections and value is None:
                 continue  # a section with every line commented out
@@ -203,9 +203,9 @@ class Document:
                 yield key, value
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Iterable[str]) -> JsonObject:
     """Parse the "key=value" texts of `--set`."""
-    parsed: dict[str, Any] = {}
+    parsed: JsonObject = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.secrets import looks_secret
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ HIDDEN = "…"
 _warned: set[tuple[str, str]] = set()
 
 
-def shown_values(settings: BaseModel, **options: Any) -> dict[str, Any]:
+def shown_values(settings: BaseModel, **options: Any) -> JsonObject:
     """Return settings as plain data, with the literal values of hidden fields replaced.
 
     Args:
@@ -39,11 +40,11 @@ def hide_values(variables: Any) -> Any:
     """Return variables with "…" in place of each literal value."""
     if not isinstance(variables, Mapping):
         return variables if variables is None else HIDDEN
-    named = cast("Mapping[str, Any]", variables)
+    named = cast("JsonMapping", variables)
     return {name: text if str(text).startswith("$") else HIDDEN for name, text in named.items()}
 
 
-def hide_in_object(data: dict[str, Any]) -> dict[str, Any]:
+def hide_in_object(data: JsonObject) -> JsonObject:
     """Hide the variables of a job in place; an `object_hook` for JSON reports of any version."""
     launch = data.get("launch")
     if isinstance(launch, dict) and "environment" in launch:

@@ -19,7 +19,9 @@ from ..frameworks import model_name
 from ..hardware import Slice
 from ..hardware.mesh_sizes import default_mesh, fill_mesh, read_mesh
 from ..models.defaults import TRAINING_SEQUENCE_LENGTH
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.files import write_output
+from ..shown import Renderable
 from .document import Document, Origin
 from .hidden import shown_values
 from .model_source import (
@@ -58,8 +60,8 @@ class Job(Limits):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, protected_namespaces=())
 
     model: Any = Field(description="preset, config.json, module:function, or a model in Python")
-    model_changes: Mapping[str, Any] = Field(
-        default_factory=dict[str, Any], description="fields of the preset to change"
+    model_changes: JsonMapping = Field(
+        default_factory=JsonObject, description="fields of the preset to change"
     )
     on: str | None = Field(
         default=None, description="slice, e.g. v6e-8; None: the devices of this machine"
@@ -92,8 +94,8 @@ class Job(Limits):
     loss_chunks: Count | Literal["auto"] | None = Field(
         default="auto", description="chunks the loss is computed in; see Workload"
     )
-    options: Mapping[str, Any] = Field(
-        default_factory=dict[str, Any],
+    options: JsonMapping = Field(
+        default_factory=JsonObject,
         description="compiler options; they override those of compile:",
     )
     train: TrainingSettings = Field(default_factory=TrainingSettings)
@@ -101,7 +103,7 @@ class Job(Limits):
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     # Arguments of `Workload` that only Python can give: a loss, an optax transformation, rules.
-    parts: Mapping[str, Any] = Field(default_factory=dict[str, Any], exclude=True, repr=False)
+    parts: JsonMapping = Field(default_factory=JsonObject, exclude=True, repr=False)
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
     # Shared with every job made from this one by `replace`, unless the model changes.
@@ -133,8 +135,8 @@ class Job(Limits):
             **arguments: Keys of a job, nested or by dotted path. All others are kept in `parts` and
                 passed to `Workload`, such as a loss, rules, or a remat policy made in Python.
         """
-        keys: dict[str, Any] = {}
-        parts: dict[str, Any] = {}
+        keys: JsonObject = {}
+        parts: JsonObject = {}
         for name, value in arguments.items():
             plain = value is None or isinstance(value, str | int | float | Mapping | Sequence)
             is_key = "." in name or (plain and name in cls.model_fields)
@@ -160,7 +162,7 @@ class Job(Limits):
         return job
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Job":
+    def from_dict(cls, values: JsonMapping) -> "Job":
         """Build a job from plain data, nested or by dotted path."""
         document = new_document()
         document.add(values, Origin("argument"))
@@ -193,7 +195,7 @@ class Job(Limits):
                 "function that returns a Workload and name it: model: my_model.py:build."
             )
 
-    def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> "Job":
+    def replace(self, changes: JsonMapping | None = None, /, **more: Any) -> "Job":
         """Return the job with some keys changed, nested or by dotted path."""
         changed = {**(changes or {}), **more}
         parts = changed.pop("parts", self.parts)
@@ -211,7 +213,7 @@ class Job(Limits):
             vars(job).pop("key", None)  # refused where only Python has the parts
         return job
 
-    def _stated(self) -> dict[str, Any]:
+    def _stated(self) -> JsonObject:
         """Return every value that was given, including those equal to the default."""
         given = self.model_fields_set - {"parts", "model", "model_changes"}
         stated = {name: getattr(self, name) for name in given if name not in NESTED}
@@ -220,14 +222,14 @@ class Job(Limits):
         changed = {"preset": self.model, **self.model_changes}
         return {"model": changed if self.model_changes else self.model, **stated}
 
-    def to_dict(self, *, with_variables: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, with_variables: bool = False) -> JsonObject:
         """Return the values that differ from the defaults, as plain data for `from_dict`.
 
         Args:
             with_variables: Whether to include literal values of `launch.environment`, which may be
                 secret. Only files and processes of the job itself need them.
         """
-        stated: dict[str, Any] = {}
+        stated: JsonObject = {}
         for name, field in type(self).model_fields.items():
             if name in ("model", "model_changes", "parts"):
                 continue
@@ -388,7 +390,7 @@ class Job(Limits):
     def _built(self, name: str) -> int | None:
         return getattr(self.load_model(), name) if self._is_built else None
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from .settings import SettingsView
 
         return SettingsView.of_job(self)
@@ -408,11 +410,11 @@ def known_paths() -> list[str]:
     return paths
 
 
-def _split_model_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+def _split_model_changes(values: JsonMapping) -> JsonObject:
     """Return the fields of a job, with `model: {preset: tiny, n_layers: 4}` split in two."""
     fields = dict(values)
     if isinstance(fields.get("model"), Mapping):
-        changes: dict[str, Any] = dict(fields["model"])
+        changes: JsonObject = dict(fields["model"])
         fields["model"] = changes.pop("preset", None)
         fields["model_changes"] = changes
     if fields.get("model") is None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import TPUModelError
+from ..plain_data import JsonObject
 
 Precision = Literal[
     "bfloat16", "float32", "float16", "float8", "float8_static", "float8_channels", "int8"
@@ -44,7 +45,7 @@ def in_precision(
     note = None if matmul is None else check_matmul(matmul)
     inner = getattr(model, "config", None) if hasattr(model, "jit_train_step") else model
     if isinstance(inner, TransformerConfig):
-        stated: dict[str, Any] = {}
+        stated: JsonObject = {}
         if precision is not None:
             activations = "bfloat16" if precision in NARROW else precision
             stated |= {"dtype": activations, "matmul": matmul}

@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from ..errors import MeshError
 from ..hardware import Slice
 from ..hardware.mesh_sizes import fit_mesh, read_mesh, refill_mesh, write_mesh
+from ..plain_data import JsonMapping
 from .config.tpu import TPUConfig
 from .document import Document, Origin
 from .hidden import warn_of_literal_secrets
@@ -26,7 +26,7 @@ def is_job_file(target: str) -> bool:
 
 def read_job(
     target: str,
-    changes: Mapping[str, Any] | None = None,
+    changes: JsonMapping | None = None,
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
@@ -49,7 +49,7 @@ def read_job(
 
 def read_document(
     target: str | None,
-    changes: Mapping[str, Any] | None = None,
+    changes: JsonMapping | None = None,
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Document:

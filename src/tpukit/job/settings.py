@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from ..errors import ConfigError, TPUError, TPUValidationError, did_you_mean
-from ..shown import Shown
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Facts, Renderable, Shown
 from .document import Document, Origin
 from .hidden import HIDDEN, is_hidden, shown_values
 from .model_source import is_own_model
@@ -76,7 +77,7 @@ class Settings(Section):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and not self.diff(other)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every value that was set, as plain data; secret values are hidden."""
         return shown_values(self, exclude_unset=True)
 
@@ -84,7 +85,7 @@ class Settings(Section):
         """Return YAML of every value that was set."""
         return write_yaml(self.to_dict())
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Show every field with its value and origin."""
         return SettingsView.of_settings(self)
 
@@ -160,7 +161,7 @@ def fold_inner_keys(document: Document, kind: _Kind, known: Iterable[str]) -> No
             continue
         value = document.values.get(section)
         value = value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-        inner = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+        inner = cast("JsonMapping", value) if isinstance(value, Mapping) else {}
         document.values[section] = {**inner, key: document.values.pop(path)}
         document.origins[section] = document.origins.pop(path)
 
@@ -217,7 +218,7 @@ def _kind_of(kind: _Kind, name: str) -> _Kind | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(Facts):
     """One setting with its value."""
 
     section: str
@@ -225,10 +226,7 @@ class Setting:
     value: Any
     origin: str
     meaning: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return value, origin and meaning as plain data."""
-        return {"value": self.value, "origin": self.origin, "meaning": self.meaning}
+    _facts = "value origin meaning"
 
 
 @dataclass(frozen=True)
@@ -260,11 +258,11 @@ class SettingsView(Shown):
         """Return the view of a job."""
         return cls(tuple(_settings_of(job)))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return each setting by its name."""
         return {setting.name: setting.to_dict() for setting in self.settings}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Show a table by section; values that were set are bold."""
         from rich.table import Table
         from rich.text import Text

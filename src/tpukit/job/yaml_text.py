@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError
-from ..plain_data import parse_yaml
+from ..plain_data import JsonMapping, JsonObject, parse_yaml
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _RESOLVERS: dict[str, list[tuple[str, Any]]] = {
@@ -21,7 +21,7 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
 
 
-def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+def read_yaml(text: str, *, name: str) -> tuple[JsonObject, dict[str, int]]:
     """Return the nested values of YAML text, and the line of each key by dotted path.
 
     Args:
@@ -57,7 +57,7 @@ def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     return _with_text_keys(content), lines  # pyright: ignore[reportUnknownArgumentType]  any YAML
 
 
-def write_yaml(values: Mapping[str, Any]) -> str:
+def write_yaml(values: JsonMapping) -> str:
     """Return YAML that `read_yaml` reads back."""
     # These characters end a line in YAML 1.1, so they must be escaped.
     must_escape = any(end in str(values) for end in (r"\x85", r"\u2028", r"\u2029"))
@@ -94,7 +94,7 @@ def _rows(node: yaml.Node) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
-def _with_text_keys(content: Mapping[Any, Any]) -> dict[str, Any]:
+def _with_text_keys(content: Mapping[Any, Any]) -> JsonObject:
     return {
         str(key): _with_text_keys(value) if isinstance(value, dict) else value  # pyright: ignore[reportUnknownArgumentType]  any YAML
         for key, value in content.items()

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ..plain_data import JsonMapping, JsonObject
+
 LONGEST_ANSWER = 8000
 """Characters of an answer, as the SDK writes it; a client's model reads all of them."""
 _WHOLE = "job"  # what `write_job` takes back
@@ -14,14 +16,14 @@ _OF_A_FIGURE = frozenset({"value", "unit"})
 _KEPT_OF_A_FIGURE = ("value", "unit", "origin", "reason")
 
 
-def fit(answer: Mapping[str, Any], limit: int = LONGEST_ANSWER) -> dict[str, Any]:
+def fit(answer: JsonMapping, limit: int = LONGEST_ANSWER) -> JsonObject:
     """Return an answer whose text has no more than `limit` characters.
 
     Figures keep value, unit, origin and the reason why they are missing; commands print sources.
     Numbers keep six digits. Then the largest list loses its last quarter until the answer fits,
     because lists begin with what counts most.
     """
-    kept = cast("dict[str, Any]", _shortened(answer))
+    kept = cast("JsonObject", _shortened(answer))
     left_out: dict[str, str] = {}
     while _size({**kept, "left_out": left_out}) > limit:
         found = _largest_list(kept, "")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .. import __version__
 from ..errors import MissingExtraError, TPUError, in_few_words
+from ..plain_data import JsonObject
 from ..runtime.progress import Progress
 from . import tools
 from .access import Access
@@ -29,7 +30,7 @@ INSTRUCTIONS = (
     "is null says why. A check takes seconds to minutes, and tells its progress."
 )
 """What a client tells its model of the server."""
-Answer = dict[str, Any]
+Answer = JsonObject
 Model = Annotated[str, Field(description="a preset such as llama3.1-8b, or a config.json")]
 ModelOrJob = Annotated[
     str, Field(description="a preset such as llama3.1-8b, a config.json, or a job.yaml")
@@ -37,7 +38,7 @@ ModelOrJob = Annotated[
 On = Annotated[str, Field(description="a slice such as v6e-8 or 2xv6e-256")]
 Chips = Annotated[str, Field(description="generations such as v6e or v5e,v5p,v6e,7x")]
 Settings = Annotated[
-    dict[str, Any],
+    JsonObject,
     Field(description='keys of the job: {"batch_size": 24, "remat": "full", "mesh": "fsdp=8"}'),
 ]
 

@@ -4,7 +4,7 @@ Answers are short (`brief.fit`), because a client's model reads all of them. The
 `--json` prints everything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..checker.check import check as check_job
@@ -13,6 +13,7 @@ from ..hardware import PriceBook, Slice, get_chip, public_prices
 from ..hardware.tables import GenerationListing
 from ..job.job import Job
 from ..job.reading import read_job
+from ..plain_data import JsonMapping, JsonObject
 from ..planner.cost.candidates import GENERATIONS
 from ..planner.memory_optimizer import list_slices
 from ..planner.planning import plan as find_plan
@@ -45,7 +46,7 @@ def plan(
     verify: int = 0,
     progress: Progress = silent,
     **asked: Any,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the main parts of `tpukit plan --json`; `asked` are further arguments of `plan`."""
     access.check_name(model)
     stated = {name: value for name, value in asked.items() if value is not None}
@@ -66,12 +67,12 @@ def check(
     model: str,
     *,
     on: str | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: JsonObject | None = None,
     memory_only: bool = False,
     fix: bool = False,
     whole: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the output of `tpukit check --json`: all of it with `whole`, else its main parts.
 
     Args:
@@ -96,7 +97,7 @@ def check(
     return fit(kept)
 
 
-def kernels() -> dict[str, Any]:
+def kernels() -> JsonObject:
     """Return the output of `tpukit kernel list --json`, with cases by name only."""
     configure_tpu_environment()
     from ..kernels.registry.registry import OpListing
@@ -117,7 +118,7 @@ def kernel(
     case: str | None = None,
     backward: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the output of `tpukit kernel bench --json` for one case, by default the first."""
     configure_tpu_environment()
     from ..kernels.registry.registry import get_tpu_op
@@ -136,7 +137,7 @@ def kernel(
     return fit(benched.to_dict())
 
 
-def slices(generation: str | None = None) -> dict[str, Any]:
+def slices(generation: str | None = None) -> JsonObject:
     """Return the generations with their main figures, or one generation with its slices."""
     book = public_prices()
     if generation is None:
@@ -145,7 +146,7 @@ def slices(generation: str | None = None) -> dict[str, Any]:
     if chip.rules is None:
         return fit(chip.to_dict())
     listed = list_slices(chip.name, book).to_dict()
-    rows: list[dict[str, Any]] = listed["slices"]
+    rows: list[JsonObject] = listed["slices"]
     return fit(
         {
             "generation": _generation(listed["generation"]),
@@ -155,23 +156,23 @@ def slices(generation: str | None = None) -> dict[str, Any]:
     )
 
 
-def slice_info(name: str) -> dict[str, Any]:
+def slice_info(name: str) -> JsonObject:
     """Return the output of `tpukit slice --json`."""
     return fit(Slice.parse(name).to_dict())
 
 
-def check_flags(flags: str) -> dict[str, Any]:
+def check_flags(flags: str) -> JsonObject:
     """Return the output of `tpukit flags check --json`."""
     return fit(inspect_flags(flags, registry=FlagRegistry.installed()).to_dict())
 
 
-def flag(name: str) -> dict[str, Any]:
+def flag(name: str) -> JsonObject:
     """Return the output of `tpukit flags explain --json`."""
     found = explain_flag(name.partition("=")[0], registry=FlagRegistry.installed())
     return fit(found.to_dict())
 
 
-def flags(pattern: str) -> dict[str, Any]:
+def flags(pattern: str) -> JsonObject:
     """Return the output of `tpukit flags list --json`, for the first matches."""
     registry = FlagRegistry.installed()
     found = registry.search(pattern, parser=None)
@@ -179,7 +180,7 @@ def flags(pattern: str) -> dict[str, Any]:
     return fit({**listed, "matching": len(found)})
 
 
-def write_job(access: Access, name: str, job: dict[str, Any]) -> dict[str, Any]:
+def write_job(access: Access, name: str, job: JsonObject) -> JsonObject:
     """Write a job, such as a choice of a plan, as a job file, and return its path and content."""
     path = access.place(name)
     made = Job.from_dict(job)
@@ -187,19 +188,19 @@ def write_job(access: Access, name: str, job: dict[str, Any]) -> dict[str, Any]:
     return {"path": str(path), "job": made.to_dict(), "next_command": f"tpukit check {path}"}
 
 
-def _some(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _some(row: JsonMapping, names: Sequence[str]) -> JsonObject:
     return {name: row[name] for name in names if name in row}
 
 
-def _generations(book: PriceBook) -> list[dict[str, Any]]:
+def _generations(book: PriceBook) -> list[JsonObject]:
     return GenerationListing.of(book).to_dict()["generations"]
 
 
-def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(row: JsonMapping) -> JsonObject:
     return {**_some(row, _OF_A_GENERATION), **_some(row["figures"], _FIGURES)}
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: JsonMapping) -> str:
     price = row["usd_per_hour"]["value"]
     paid = "no price" if price is None else f"{price:.2f} USD/h"
     shape = "x".join(map(str, row["topology"]))

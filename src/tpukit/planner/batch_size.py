@@ -17,7 +17,8 @@ from ..errors import TPUError, TPUOutOfMemoryError, TPUValidationError
 from ..hardware import Slice, list_chips, list_slices
 from ..hardware.missing import Measured, Missing, plain
 from ..models.remat.policy import FULL
-from ..shown import rendered_html
+from ..plain_data import JsonMapping, JsonObject
+from ..shown import Facts, rendered_html
 from .cost.memory_model import MemorySplit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ IDLE_DOUBLINGS, LEAST_GAIN = 2, 0.01
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Facts):
     """One batch size that was compiled.
 
     Attributes:
@@ -47,15 +48,12 @@ class Probe:
     failure: str = ""
     step_time_s: float | None = None
     mfu: float | None = None
+    _facts = "* examples_per_s"
 
     @property
     def examples_per_s(self) -> float | None:
         """Predicted examples per second over all devices."""
         return None if not self.step_time_s else self.batch_size / self.step_time_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the probe as plain data."""
-        return {**vars(self), "examples_per_s": self.examples_per_s}
 
 
 class OptimalBatchSize(int):
@@ -86,7 +84,7 @@ class OptimalBatchSize(int):
         value.slice, value.limit_bytes, value.probes = str(where), limit_bytes, probes
         return value
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the result as plain data."""
         return {
             "batch_size": int(self),
@@ -233,7 +231,7 @@ def _compiler(
     mesh: Mapping[str, int],
     limit_bytes: float,
     timeout_s: float,
-) -> Callable[[int, Mapping[str, Any]], Probe]:
+) -> Callable[[int, JsonMapping], Probe]:
     from ..checker.check import predict
     from ..checker.compiling import lower_job
     from ..compiler.aot import run_request
@@ -241,7 +239,7 @@ def _compiler(
 
     flops_per_example: list[float | None] = []
 
-    def compiled(examples: int, options: Mapping[str, Any]) -> Probe:
+    def compiled(examples: int, options: JsonMapping) -> Probe:
         shape = {"batch_size": examples, "sequence_length": sequence_length}
         try:
             job = Job.of(model, on=str(where), mesh=mesh, **shape, **options)

@@ -15,6 +15,7 @@ from ..job.job import Job
 from ..models.defaults import TRAINING_SEQUENCE_LENGTH
 from ..models.presets import get_preset, list_presets
 from ..models.remat.policy import FULL, MINIMAL, NONE
+from ..plain_data import JsonObject
 from ..shown import MappedResult
 from ..step.optimizer_spec import (
     MomentDtype,
@@ -53,7 +54,7 @@ class MemoryEstimate(MappedResult):
     remat: str
     origin: str = "model"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return GB by purpose and in total, with their context."""
         amounts = {f"{name}_gb": float(v) / GIGABYTE for name, v in self.split.to_dict().items()}
         return {**amounts, "chips": self.chips, "remat": self.remat, "origin": self.origin}

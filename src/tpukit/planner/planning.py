@@ -1,17 +1,17 @@
 """`plan`: choose slices, meshes and batches from a model, tokens, a deadline and a budget."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..hardware.figure import format_quantity
 from ..job.train import LoraSettings, TrainingSettings
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.progress import Progress, watched
 from ..runtime.ranges import Range
 from .amounts import parse_days, parse_tokens, parse_usd
@@ -48,7 +48,7 @@ def plan(
     spot: bool = False,
     tier: str | None = None,
     regions: Sequence[str] = (),
-    rates: Mapping[str, Any] | str | Path | None = None,
+    rates: JsonMapping | str | Path | None = None,
     preemption: Preemption | None = None,
     max_chips: int | None = None,
     min_headroom: float = 0.05,
@@ -58,7 +58,7 @@ def plan(
     precisions: Sequence[str] | None = None,
     optimizer: str = "adamw",
     moment_dtype: str | None = None,
-    lora: LoraSettings | Mapping[str, Any] | None = None,
+    lora: LoraSettings | JsonMapping | None = None,
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
@@ -112,7 +112,7 @@ def plan(
         min_headroom=min_headroom,
     )
     names = [part.strip() for part in on.split(",")] if isinstance(on, str) else list(on)
-    stated: dict[str, Any] = {"lora": lora}
+    stated: JsonObject = {"lora": lora}
     thin = TrainingSettings(**stated).lora
     subject = read_subject(model, sequence_length=sequence_length, lora=thin)
     amount = parse_tokens(tokens)

@@ -19,7 +19,7 @@ from ..models.huggingface.files import INDEX_FILE, SINGLE_FILE, TensorFiles, rea
 from ..models.huggingface.published.reading import quantization_of
 from ..models.huggingface.published.scheme import Scheme
 from ..quantization.published import held_as
-from ..shown import Shown
+from ..shown import Facts, Shown
 from .cost.candidates import named_slice
 from .cost.serving_model import ServedModel
 from .memory_optimizer import transformer_config
@@ -36,7 +36,7 @@ CAPTION = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChipVerdict:
+class ChipVerdict(Facts):
     """How one generation runs the checkpoint.
 
     Attributes:
@@ -54,18 +54,7 @@ class ChipVerdict:
     serving: ServingChoice
     way_out: str = ""
     better: ServingChoice | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the verdict as plain data."""
-        return {
-            "on": self.on,
-            "answer": self.answer,
-            "held_as": self.held,
-            "why": self.why,
-            "serving": self.serving.to_dict(),
-            "way_out": self.way_out,
-            "better": None if self.better is None else self.better.to_dict(),
-        }
+    _facts = "on answer held_as=held why serving way_out better"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +72,7 @@ class QuantizationVerdict(Shown):
     batch: int
     context: int
     chips: tuple[ChipVerdict, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the verdicts as plain data."""
-        return {
-            "model": self.model,
-            "scheme": vars(self.scheme),
-            "stored_bytes": self.stored.to_dict(),
-            "batch": self.batch,
-            "context": self.context,
-            "chips": [one.to_dict() for one in self.chips],
-        }
+    _facts = "model scheme stored_bytes=stored batch context chips"
 
     def __rich__(self) -> Table:
         size = "unknown" if self.stored.value is None else f"{self.stored.value / 2**30:.1f} GiB"

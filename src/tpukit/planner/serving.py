@@ -1,16 +1,17 @@
 """`plan_serving`: the smallest slices that can serve a model, and their speed."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, TPUError, TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
 from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import CACHE_FORMATS, WEIGHT_FORMATS, parse_cache_format
 from ..models.defaults import SERVING_CONTEXT
+from ..plain_data import JsonMapping
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import COUNT, Range
 from .answer.serving_answer import CompiledServing, ServingChoice, ServingPlan
@@ -50,7 +51,7 @@ def plan_serving(
     spot: bool = False,
     tier: str | None = None,
     regions: Sequence[str] = (),
-    rates: Mapping[str, Any] | str | Path | None = None,
+    rates: JsonMapping | str | Path | None = None,
     verify: int = 0,
     verify_seconds: float = 300.0,
     progress: Progress = silent,

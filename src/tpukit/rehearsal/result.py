@@ -11,7 +11,7 @@ from ..job.job import Job
 from ..plain_data import JsonObject
 from ..runtime.files import write_json, write_text
 from ..runtime.versions import installed_versions
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from .stage import Beside, Moment, Played, StageResult, figure_text
 from .stages.check import Check
 from .stand_in import StandIn
@@ -122,7 +122,7 @@ class RehearsalResult(Shown):
             "versions": installed_versions("tpukit", "jax", "jaxlib", "libtpu"),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 

@@ -128,7 +128,7 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class Played(Facts):
     """A finished stage.
 
     Attributes:
@@ -146,6 +146,7 @@ class Played:
     finding: StageResult | None = None
     verdict: Verdict = "passed"
     why: str = ""
+    _facts = "stage=name question verdict sentence began found=finding"
 
     @property
     def sentence(self) -> str:
@@ -159,14 +160,9 @@ class Played:
     def to_dict(self) -> JsonObject:
         """Return the result as plain data."""
         return {
-            "stage": self.name,
-            "question": self.question,
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "began": self.began,
+            **super().to_dict(),
             "seconds": {"value": self.seconds, "unit": "s", "origin": "measured"},
             "processor": {"value": self.processor_s, "unit": "s", "origin": "measured"},
-            "found": None if self.finding is None else self.finding.to_dict(),
         }
 
 

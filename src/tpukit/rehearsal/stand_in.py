@@ -8,7 +8,6 @@ slice of the same chips with few hosts. The differences are listed.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError
 from ..hardware import Slice, list_slices
@@ -18,7 +17,7 @@ from ..job.yaml_text import write_yaml
 from ..models.transformer.config import TransformerConfig
 from ..plain_data import JsonMapping, JsonObject
 from ..runtime.files import write_text
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from ..training.data.sources import is_data_function
 
 MOST_PARAMETERS = 5_000_000
@@ -59,7 +58,7 @@ class StandIn(Shown):
     corpus: Path | None = None
     _facts = ("job", "is_same_model", "differences")
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 

@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import MissingExtraError, TPUBackendError
 from ..hardware.catalog import SLICE_FOR_LIBTPU
+from ..plain_data import JsonMapping, JsonObject
 from .files import temporary_folder, write_json
 from .interruption import undone_if_interrupted, whole_or_not_begun
 
@@ -72,11 +72,11 @@ def offline_environment(
 
 def run_child(
     module: str,
-    request: Mapping[str, Any],
+    request: JsonMapping,
     *,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run `python -m module` with `request` and return its reply.
 
     Args:
@@ -96,12 +96,12 @@ def run_child(
 
 def watch_child(
     module: str,
-    request: Mapping[str, Any],
+    request: JsonMapping,
     *,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     stop_when: Callable[[], bool] | None = None,
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Run a child like `run_child`, but stop it and return None once `stop_when()` is true.
 
     `stop_when` is called several times per second, for callers that need only the files the child
@@ -190,13 +190,13 @@ def run_in_group(
         ) from None
 
 
-def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+def serve_request(answer: Callable[[JsonObject], JsonMapping]) -> None:
     """Serve the child's side: read the request, call `answer`, write its reply or its error."""
     # Not os.getppid(), which is another process where the parent has ended by now.
     parent = int(os.environ[PARENT_VARIABLE])
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     request = json.loads(sys.stdin.buffer.read())
-    reply: dict[str, Any]
+    reply: JsonObject
     try:
         reply = {"ok": answer(request)}
     except Exception as error:  # noqa: BLE001 - the parent decides what each error means

@@ -3,12 +3,12 @@
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware.detect import Accelerators, detect_accelerators
-from ..shown import Shown
+from ..shown import Renderable, Shown
 from .versions import is_any_installed
 
 Platform = Literal["tpu", "gpu", "cpu"]
@@ -58,11 +58,7 @@ class EnvironmentReport(Shown):
         """Variables that can no longer be changed, because jax has opened its devices."""
         return tuple(change for change in self.changes if change.outcome == "too late")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        return asdict(self)
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

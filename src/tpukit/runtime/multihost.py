@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import CommunicationTimeout, ConfigError, TPUDistributedError
+from ..plain_data import JsonMapping, JsonObject
 from ..shown import Shown
 from .address import Address, listen
 from .environment import jax_state
@@ -157,7 +158,7 @@ class Gathering:
         self._here = {host: other for host, other in self._here.items() if other is not connection}
         connection.close()
 
-    def _tell_all(self, answer: Mapping[str, Any]) -> None:
+    def _tell_all(self, answer: JsonMapping) -> None:
         for connection in self._here.values():
             _tell(connection, answer)
 
@@ -242,11 +243,11 @@ def _explain(error: OSError, host: str) -> str:
     return error.strerror or str(error)
 
 
-def _line(message: Mapping[str, Any]) -> bytes:
+def _line(message: JsonMapping) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _read_line(line: bytes) -> dict[str, Any]:
+def _read_line(line: bytes) -> JsonObject:
     try:
         message = json.loads(line)
     except ValueError:  # also what is not UTF-8
@@ -254,11 +255,11 @@ def _read_line(line: bytes) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _refusal(failure: TPUDistributedError) -> dict[str, Any]:
+def _refusal(failure: TPUDistributedError) -> JsonObject:
     return {"refused": str(failure), "timeout": isinstance(failure, CommunicationTimeout)}
 
 
-def _tell(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+def _tell(connection: socket.socket, answer: JsonMapping) -> None:
     try:
         connection.settimeout(CONNECT_TIMEOUT_S)
         connection.sendall(_line(answer))
@@ -283,10 +284,6 @@ class HostGroup(Shown):
     coordinator: str
     rendezvous_s: float
     initialize_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the group as plain data."""
-        return asdict(self)
 
     def __rich__(self) -> str:
         return (

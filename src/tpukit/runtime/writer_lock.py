@@ -14,6 +14,7 @@ from typing import Any, cast
 from filelock import BaseFileLock, FileLock, Timeout
 
 from ..errors import TPUValidationError
+from ..plain_data import JsonObject
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
@@ -104,7 +105,7 @@ def _read_owner(path: Path) -> Writer | None:
         return None
     if not isinstance(said, dict):
         return None
-    found = cast("dict[str, Any]", said)
+    found = cast("JsonObject", said)
     try:
         return Writer(
             int(found["pid"]), str(found["user"]), str(found["host"]), float(found["began"])

@@ -10,6 +10,7 @@ import jax
 from ..errors import TPUValidationError
 from ..models.remat.policy import FULL, RematPolicy, RematSpec
 from ..parallel.mesh.mesh import create_mesh
+from ..plain_data import JsonObject
 from . import checkpoints
 from .batches import Data, Module, prepare_batch
 from .devices import JobProcess
@@ -145,12 +146,12 @@ class TPUBackend(JobProcess):
             running, self._running[:] = [*self._running], []
             jax.block_until_ready(running)
 
-    def get_memory_stats(self) -> dict[str, Any]:
+    def get_memory_stats(self) -> JsonObject:
         """Return the memory that each device's runtime reports, and the statistics of the caches.
 
         For a CPU, which reports no memory, `devices` has a reason instead of numbers.
         """
-        devices: dict[str, Any] = {}
+        devices: JsonObject = {}
         for device in jax.local_devices():
             measured = device.memory_stats()
             devices[str(device)] = measured or {
@@ -185,7 +186,7 @@ class TPUBackend(JobProcess):
         path: str | Path,
         save_optimizer: bool = False,
         optimizer: "torch.optim.Optimizer | None" = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> Path:
         """Write a model's newest values, and its optimizer's state if requested.
 

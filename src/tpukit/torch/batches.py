@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 import jax
 import numpy as np
 
+from ..annotations import PyTree
 from ..errors import TPUValidationError
 from ..models.adapters.torch_module.arrays import to_array
 from ..models.adapters.torch_module.environment import Nesting, take_apart
@@ -93,7 +94,7 @@ def _as_mapping(data: Any, made: dict[Any, Any]) -> Any:
         return made
 
 
-def flat_batch(batch: Any) -> tuple[dict[str, jax.Array], Nesting]:
+def flat_batch(batch: PyTree) -> tuple[dict[str, jax.Array], Nesting]:
     """Return a batch's tensors as arrays by name, and their nesting for `nested_batch`.
 
     Raises:
@@ -108,7 +109,7 @@ def flat_batch(batch: Any) -> tuple[dict[str, jax.Array], Nesting]:
     return arrays, nesting
 
 
-def nested_batch(tensors: Mapping[str, Any], nesting: Nesting) -> Any:
+def nested_batch(tensors: Mapping[str, Any], nesting: Nesting) -> PyTree:
     """Return tensors by name in the containers of the batch of `flat_batch`."""
     return nesting.rebuild([tensors[_name(index)] for index in range(len(tensors))])
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
+from ..annotations import PyTree
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel, explained, run_module
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
@@ -97,22 +98,22 @@ class ModuleProgram:
         self._backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
 
-    def forward(self, arrays: Arrays) -> Any:
+    def forward(self, arrays: Arrays) -> PyTree:
         """Run; return floats, and a pair of other results and the changed state."""
         with warnings.catch_warnings():
             # It only means that no result has the shape of the input.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             return self._placed(self._forward, arrays)
 
-    def forward_with_gradient(self, arrays: Arrays) -> Any:
+    def forward_with_gradient(self, arrays: Arrays) -> PyTree:
         """Run, and return the backward pass too, as a tree of its residuals."""
         return self._placed(self._forward_with_gradient, arrays)
 
-    def backward(self, pull_back: Any, cotangents: list[jax.Array]) -> Any:
+    def backward(self, pull_back: PyTree, cotangents: list[jax.Array]) -> PyTree:
         """Return gradients of the parameters and the moving inputs."""
         return self._backward(pull_back, self._split(cotangents))
 
-    def _placed(self, run: Callable[..., Any], arrays: Arrays) -> Any:
+    def _placed(self, run: Callable[..., Any], arrays: Arrays) -> PyTree:
         if self._placement is None:
             return run(*arrays.as_tuple())
         with self._placement.rules():
@@ -122,7 +123,7 @@ class ModuleProgram:
         return arrays if self._placement is None else self._placement.by_batch(arrays)
 
     def reached(
-        self, pull_back: Any, cotangents: list[jax.Array], given: tuple[bool, ...]
+        self, pull_back: PyTree, cotangents: list[jax.Array], given: tuple[bool, ...]
     ) -> list[bool]:
         """Return whether a given cotangent reaches the gradient of each parameter and input.
 
@@ -138,13 +139,13 @@ class ModuleProgram:
             self._reached[given] = [isinstance(var, Var) and var in known for var in jaxpr.outvars]
         return self._reached[given]
 
-    def outputs(self, floats: list[Any], others: list[Any]) -> Any:
+    def outputs(self, floats: list[PyTree], others: list[PyTree]) -> PyTree:
         """Return results in the structure of the module's output."""
         assert self._restore is not None, "the program has run, so its output structure is known"
         return self._restore(floats, others)
 
     def _run(
-        self, params: Any, carried: Any, moving: list[Any], fixed: list[Any], key: jax.Array
+        self, params: PyTree, carried: PyTree, moving: list[Any], fixed: list[Any], key: jax.Array
     ) -> tuple[list[jax.Array], tuple[list[jax.Array], Any]]:
         inputs = iter(moving), iter(fixed)
         tensors = [next(inputs[0] if moves else inputs[1]) for moves in self._needs_gradient]
@@ -160,14 +161,14 @@ class ModuleProgram:
         return floats, (others, changed)
 
     def _run_with_gradient(
-        self, params: Any, carried: Any, moving: list[Any], fixed: list[Any], key: jax.Array
+        self, params: PyTree, carried: PyTree, moving: list[Any], fixed: list[Any], key: jax.Array
     ) -> Any:
-        def differentiated(params: Any, moving: list[Any]) -> Any:
+        def differentiated(params: PyTree, moving: list[PyTree]) -> PyTree:
             return self._run(params, carried, moving, fixed, key)
 
         return jax.vjp(differentiated, params, moving, has_aux=True)
 
-    def _call(self, module: "torch.nn.Module", batch: Any) -> Any:
+    def _call(self, module: "torch.nn.Module", batch: PyTree) -> PyTree:
         arguments, options = self._rebuild(batch["tensors"])
         return module(*arguments, **options)
 
@@ -183,7 +184,7 @@ def call_with_gradient(program: ModuleProgram, arrays: Arrays, tensors: list[Any
     Returns:
         Floating-point outputs, the other outputs, and the module's changed state.
     """
-    rest: list[Any] = []
+    rest: list[PyTree] = []
     floats = _border().apply(program, arrays, rest, *tensors)
     others, changed = rest
     return list(floats), others, changed
@@ -197,8 +198,8 @@ def _border() -> Any:
     class Border(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, program: ModuleProgram, arrays: Arrays, rest: list[Any], *_: Any
-        ) -> Any:
+            ctx: Any, program: ModuleProgram, arrays: Arrays, rest: list[PyTree], *_: Any
+        ) -> PyTree:
             ctx.set_materialize_grads(False)
             floats, ctx.pull_back, others = program.forward_with_gradient(arrays)
             ctx.program, ctx.formats = program, [(array.shape, array.dtype) for array in floats]
@@ -207,7 +208,7 @@ def _border() -> Any:
             return tuple(map(to_tensor, floats))
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: PyTree) -> PyTree:
             cotangents = [
                 jnp.zeros(shape, dtype)
                 if gradient is None
@@ -237,12 +238,12 @@ def tensor_of(array: jax.Array) -> "torch.Tensor":
     return tensor.long() if tensor.dtype == torch.int32 else tensor
 
 
-def _taken_apart(outputs: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
+def _taken_apart(outputs: PyTree) -> tuple[list[jax.Array], list[jax.Array], Any]:
     """Return a result's float arrays, its other arrays, and a function that rebuilds it."""
     arrays, nesting = take_apart(outputs, jax.Array, only_plain=True)
     is_float = [jnp.issubdtype(array.dtype, jnp.inexact) for array in arrays]
 
-    def restore(floats: list[Any], others: list[Any]) -> Any:
+    def restore(floats: list[PyTree], others: list[PyTree]) -> PyTree:
         moving, fixed = iter(floats), iter(others)
         return nesting.rebuild([next(moving if floating else fixed) for floating in is_float])
 

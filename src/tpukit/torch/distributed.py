@@ -10,6 +10,7 @@ import torch
 from jax.sharding import Mesh
 from torch import nn
 
+from ..annotations import PyTree
 from ..errors import ConfigError, TPUDistributedError, TPUValidationError, did_you_mean
 from ..job.compiler_flags import flags_of
 from ..runtime.environment import EnvironmentReport
@@ -43,7 +44,7 @@ class AveragedGradients(nn.Module):
         for parameter in self._trained:
             parameter.register_post_accumulate_grad_hook(self._queue_average)
 
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self, *arguments: Any, **keywords: Any) -> PyTree:
         """Call the module."""
         return self.module(*arguments, **keywords)
 

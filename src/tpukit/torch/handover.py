@@ -19,6 +19,7 @@ from ..job.model_source import PREFIX, is_torch_source
 from ..job.step import build_step
 from ..models.adapters.torch_module.state import ModuleState, path_of
 from ..parallel.sharding.rules import spec_entries
+from ..plain_data import JsonMapping, JsonObject
 from ..runtime.environment import configure_tpu_environment
 from ..runtime.files import try_output_folder, write_output
 from ..runtime.flags import set_xla_flags
@@ -86,7 +87,7 @@ def write_handover(checked: CheckResult | Job, folder: Path | str) -> Handover:
     return written
 
 
-def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
+def handover_plan(job: Job, *, beside: Path = Path()) -> JsonObject:
     """Return the content of the plan file; the builder's path is relative to `beside`."""
     name = _builder(job, beside)
     if "pipeline" in (job.strategy or "") or "stage" in job.mesh:
@@ -102,7 +103,7 @@ def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
     axes = tuple(sizes)
     state = ModuleState.of(module)
     layout = work.layout(mesh)
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     named = {path_of(name) for name, _ in module.named_parameters()}
     for path, tensor in {**state.trained, **state.carried}.items():
         if path not in named:
@@ -161,7 +162,7 @@ def dtensor_placements(spec: PartitionSpec, rank: int, axes: Sequence[str]) -> l
 
 def _batch(
     work: Workload, shardings: Mapping[str, jax.sharding.NamedSharding], axes: Sequence[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         name: {
             "shape": list(shape.shape),
@@ -200,7 +201,7 @@ def _module_of(work: Workload) -> Any:
     return inner
 
 
-def _findings(result: CheckResult) -> dict[str, Any]:
+def _findings(result: CheckResult) -> JsonObject:
     """Return the compiler's figures, each with its origin."""
     memory = result.memory.to_dict()
     step = None if result.prediction is None else result.prediction.to_dict()
@@ -217,7 +218,7 @@ def _dotted(path: str) -> str:
     return path.replace("/", ".")
 
 
-def _as_json(plan: Mapping[str, Any]) -> str:
+def _as_json(plan: JsonMapping) -> str:
     """Return the plan as JSON, with one line per parameter for readability."""
     import json
 

@@ -15,7 +15,8 @@ from ..hardware.figure import format_quantity
 from ..models.adapters.torch_module.environment import require_torch
 from ..observe.memory_watch import watch
 from ..observe.sources.machine import JaxSource
-from ..shown import Shown
+from ..plain_data import JsonObject
+from ..shown import Renderable, Shown
 from .config import TorchTPUConfig, tpu_settings
 from .memory_pools import AllocationLedger, AllocationRecord, TensorPool
 
@@ -119,13 +120,13 @@ class MemoryStats(Shown):
             "device_memory": self.device_memory,
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data."""
         figures = {name: one.to_dict() for name, one in self.figures().items()}
         counts = {"tensors": self.tensors, "allocations": self.allocations}
         return {"at": self.at.isoformat(), **figures, **counts}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
 
         table = Table("memory", "", "origin", box=None, pad_edge=False)
@@ -264,7 +265,7 @@ class TPUMemoryManager:
         del self._pools[pool_id]
         logger.info("pool deleted", extra={"pool": pool_id, "bytes": pool.size_bytes})
 
-    def get_pool_stats(self) -> dict[str, Any]:
+    def get_pool_stats(self) -> JsonObject:
         """Return counts of all pools, and of each under `pool_details`."""
         details = {name: dict(pool.stats()) for name, pool in self._pools.items()}
         return {

@@ -4,10 +4,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import TPUMemoryPoolError
+from ..plain_data import JsonMapping
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +169,7 @@ class TensorPool:
             self._lent.remove(number)
             self._free.append(tensor)
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> JsonMapping:
         """Return counts, and the share of the pool that is in use."""
         with self._lock:
             size, lent = len(self._tensors), len(self._lent)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..annotations import PyTree
 from ..models.adapters.torch_module.environment import torch_trees
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def prepend_base(module: "torch.nn.Module", base: type) -> None:
 class NarrowLayer:
     """A base for modules that compute in bfloat16 on float32 weights."""
 
-    def forward(self, *arguments: Any, **options: Any) -> Any:
+    def forward(self, *arguments: Any, **options: Any) -> PyTree:
         """Run the module's forward on bfloat16 inputs and weights."""
         import torch
 
@@ -57,10 +58,10 @@ class NarrowLayer:
         return _cast(outputs, torch.bfloat16, torch.float32)
 
 
-def _cast(tree: Any, source: Any, target: Any) -> Any:
+def _cast(tree: PyTree, source: Any, target: Any) -> PyTree:
     import torch
 
-    def cast(tensor: "torch.Tensor") -> Any:
+    def cast(tensor: "torch.Tensor") -> "torch.Tensor":
         return tensor.to(target) if tensor.dtype == source else tensor
 
     return torch_trees().tree_map_only(torch.Tensor, cast, tree)
@@ -117,8 +118,8 @@ class ObservedCall:
 
     name: str
     module: Any
-    inputs: tuple[Any, ...]
-    output: Any
+    inputs: tuple[PyTree, ...]
+    output: PyTree
 
 
 def fuse(module: "torch.nn.Module", run: Callable[[Any], Any]) -> list[str]:
@@ -169,7 +170,7 @@ def _observed_calls(module: "torch.nn.Module", run: Callable[[Any], Any]) -> lis
     hooks: list[Any] = []
 
     def watch(name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(inner: Any, inputs: Any, output: Any) -> None:
+        def hook(inner: Any, inputs: PyTree, output: PyTree) -> None:
             single = len(inputs) == 1 and isinstance(inputs[0], torch.Tensor)
             if single and isinstance(output, torch.Tensor) and inputs[0].dtype == torch.float32:
                 calls[name] = ObservedCall(name, inner, inputs, output)
@@ -201,11 +202,11 @@ def _fused_norm(call: ObservedCall) -> tuple[Fused, str] | None:
     if weight.shape != x.shape[-1:]:
         return None
 
-    def plain(layer: Any, x: Any) -> Any:
+    def plain(layer: Any, x: Any) -> PyTree:
         scale = getattr(layer, name)
         return functional.rms_norm(x, scale.shape, scale, eps)
 
-    def shifted(layer: Any, x: Any) -> Any:
+    def shifted(layer: Any, x: Any) -> PyTree:
         scale = getattr(layer, name)
         return functional.rms_norm(x, scale.shape, 1 + scale, eps)
 
@@ -233,7 +234,7 @@ def _fused_attention(call: ObservedCall) -> tuple[Fused, str] | None:
     if not has_one_input or drops:
         return None
 
-    def attended(layer: Any, x: Any, *, causal: bool) -> Any:
+    def attended(layer: Any, x: Any, *, causal: bool) -> PyTree:
         if separate:
             parts = [getattr(layer, name)(x) for name in separate]
         else:
@@ -253,11 +254,11 @@ def _fused_attention(call: ObservedCall) -> tuple[Fused, str] | None:
     return None
 
 
-def _same(actual: Any, expected: Any) -> bool:
+def _same(actual: PyTree, expected: PyTree) -> bool:
     return largest_difference(actual, expected) <= _CLOSE
 
 
-def largest_difference(actual: Any, expected: Any) -> float:
+def largest_difference(actual: PyTree, expected: PyTree) -> float:
     """Return the largest difference of two results, relative to each tensor's largest number."""
     import torch
 

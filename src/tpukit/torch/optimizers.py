@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..annotations import PyTree
 from ..errors import TPUOptimizationError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.state import ModuleState
@@ -152,7 +153,7 @@ def map_optimizer(
 def _transformation(
     kind: OptimizerKind, settings: Sequence[Mapping[str, Any]], group_of: Mapping[str, int]
 ) -> optax.GradientTransformation:
-    def init(params: Any) -> TorchOptimizerState:
+    def init(params: PyTree) -> TorchOptimizerState:
         slots: dict[str, dict[str, jax.Array]] = {}
         for path, group in group_of.items():
             for slot, value in kind.slots_of(settings[group], params[path]).items():
@@ -160,7 +161,7 @@ def _transformation(
         rates = jnp.asarray([float(group["lr"]) for group in settings], jnp.float32)
         return TorchOptimizerState(jnp.zeros((), jnp.int32), rates, slots)
 
-    def update(updates: Any, state: Any, params: Any = None, **_: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **_: Any) -> tuple[Any, Any]:
         gradients = updates
         step = state.step + 1
         changes = {path: jnp.zeros_like(param) for path, param in params.items()}

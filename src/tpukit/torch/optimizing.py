@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from ..annotations import PyTree
 from ..checker.check import check_request
 from ..compiler.program.request import make_request
 from ..errors import TPUOptimizationError, TPUValidationError, did_you_mean
@@ -126,8 +127,8 @@ def gradient_program(
     state = ModuleState.of(module)
     trained, carried = state.shapes()
 
-    def program(params: Any, rest: Any, inputs: list[Any]) -> Any:
-        def loss(params: Any) -> Any:
+    def program(params: PyTree, rest: PyTree, inputs: list[PyTree]) -> PyTree:
+        def loss(params: PyTree) -> PyTree:
             outputs, changed = run_module(
                 TorchModel(module, lambda part, batch: call(part, batch["tensors"])),
                 state,
@@ -190,19 +191,7 @@ class OptimizationResult(Shown):
     performance_metrics: dict[str, Figure] = field(default_factory=dict[str, Figure])
     numerical_error: float | None = None
     tolerance: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, without the module."""
-        return {
-            "level": self.level,
-            "changes": self.changes,
-            "optimization_time": self.optimization_time,
-            "performance_metrics": {
-                name: figure.to_dict() for name, figure in self.performance_metrics.items()
-            },
-            "numerical_error": self.numerical_error,
-            "tolerance": self.tolerance,
-        }
+    _facts = "level changes optimization_time performance_metrics numerical_error tolerance"
 
 
 class TPUOptimizer:
@@ -374,7 +363,7 @@ class _SampleCall:
     call: Callable[[Any, list[Any]], Any]
 
     @classmethod
-    def from_inputs(cls, inputs: Any) -> "_SampleCall":
+    def from_inputs(cls, inputs: PyTree) -> "_SampleCall":
         import torch
 
         trees = torch_trees()
@@ -386,7 +375,7 @@ class _SampleCall:
                 "tuple of positional arguments, or a dict of keywords."
             )
 
-        def call(module: "torch.nn.Module", given: list[Any]) -> Any:
+        def call(module: "torch.nn.Module", given: list[PyTree]) -> PyTree:
             left = iter(given)
             filled = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             arguments = trees.tree_unflatten(filled, tree)
@@ -398,7 +387,7 @@ class _SampleCall:
 
         return cls(tensors, call)
 
-    def run(self, module: "torch.nn.Module") -> Any:
+    def run(self, module: "torch.nn.Module") -> PyTree:
         """Call a module without gradients."""
         import torch
 

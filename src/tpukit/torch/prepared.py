@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.torch_module.arrays import shape_of, to_array, to_tensor
 from ..models.adapters.torch_module.environment import environment, take_apart
@@ -78,7 +79,7 @@ class Link:
         """Set the random key."""
         self._seed, self._calls = key, 0
 
-    def call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> PyTree:
         """Run the module's forward as a program, compiled once per shape of arguments."""
         import torch
 
@@ -158,7 +159,7 @@ def link_of(module: object) -> Link | None:
 class _Prepared:
     """The first base of every prepared module's class."""
 
-    def forward(self, *arguments: Any, **options: Any) -> Any:
+    def forward(self, *arguments: Any, **options: Any) -> PyTree:
         link = link_of(self)
         # While a program is traced, the module's own code runs.
         if link is None or environment().enabled:

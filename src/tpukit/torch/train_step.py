@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Var
 from jax.sharding import Mesh
 
+from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel
@@ -197,7 +198,7 @@ class FusedStep:
     def _forward(self, nesting: Nesting) -> Callable[[Any, Mapping[str, Any]], Any]:
         loss = self._loss
 
-        def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> Any:
+        def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> PyTree:
             inputs, targets = nested_batch(batch, nesting)
             if isinstance(inputs, Mapping):
                 outputs = module(**inputs)
@@ -241,7 +242,7 @@ def reached_by_loss(work: Workload) -> set[str]:
     """Return the paths of the parameters that a step's loss depends on."""
     shapes = work.state_shapes()
 
-    def loss(params: dict[str, Any], model_state: Any, batch: Any) -> Any:
+    def loss(params: dict[str, Any], model_state: PyTree, batch: PyTree) -> PyTree:
         variables = Variables(params, model_state)
         key = jax.random.key(0)
         return work.adapter.apply(variables, batch, rng=key, execution=work.execution).outputs

@@ -47,6 +47,11 @@ class DecodingCheck(Shown):
     weights: str
     prefill: CheckResult
     decode: CheckResult
+    origin = "model"
+    _facts = (
+        "model slice=slice.name mesh batch_size rows prefill_rows prompt context weights fits "
+        "prefill_s token_s tokens_per_s origin advice prefill decode"
+    )
 
     @property
     def fits(self) -> bool:
@@ -95,28 +100,6 @@ class DecodingCheck(Shown):
             )
         if not self.prefill.fits and self.decode.fits:
             yield "only reading all prompts at once does not fit: read fewer of them at a time"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data; `tpukit report` reads its `prefill` and `decode`."""
-        return {
-            "model": self.model,
-            "slice": str(self.slice),
-            "mesh": dict(self.mesh),
-            "batch_size": self.batch_size,
-            "rows": self.rows,
-            "prefill_rows": self.prefill_rows,
-            "prompt": self.prompt,
-            "context": self.context,
-            "weights": self.weights,
-            "fits": self.fits,
-            "prefill_s": self.prefill_s,
-            "token_s": self.token_s,
-            "tokens_per_s": self.tokens_per_s,
-            "origin": "model",
-            "advice": list(self.advice),
-            "prefill": self.prefill.to_dict(),
-            "decode": self.decode.to_dict(),
-        }
 
     def headline(self) -> str:
         """One line on the model, slice and formats that were compiled."""

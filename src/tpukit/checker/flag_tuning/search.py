@@ -16,6 +16,7 @@ from ...compiler.program.request import CompileRequest, StepSource, make_request
 from ...errors import FlagError, TPUError, TPUValidationError
 from ...hardware import Slice
 from ...job.job import Job
+from ...plain_data import JsonMapping
 from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, set_xla_flags
 from ...runtime.flags.setting import check_flags
 from ...runtime.flags.syntax import read_values
@@ -38,7 +39,7 @@ class OptionSet:
 
     group: str
     label: str
-    options: Mapping[str, Any]
+    options: JsonMapping
     generations: frozenset[str] | None
     reason: str
     source: str
@@ -90,7 +91,7 @@ def load_candidates() -> tuple[CandidateGroup, ...]:
     return tuple(_group(entry, data["sources"]) for entry in data["group"])
 
 
-def _group(entry: Mapping[str, Any], sources: Mapping[str, str]) -> CandidateGroup:
+def _group(entry: JsonMapping, sources: Mapping[str, str]) -> CandidateGroup:
     return CandidateGroup(
         name=entry["name"],
         question=entry["question"],
@@ -132,7 +133,7 @@ def tune_flags(
     *args: Any,
     mesh: "Mapping[str, int] | AnyMesh | None" = None,
     donate_argnums: Sequence[int] = (),
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
     budget: int = DEFAULT_BUDGET,
     seconds: float | None = None,
     beam: int = 1,
@@ -224,7 +225,7 @@ class _FlagSearch:
     budget: int
     deadline: float | None
     beam: int
-    compile_options: Mapping[str, Any]
+    compile_options: JsonMapping
     progress: Progress
     trials: list[FlagTrial] = field(default_factory=list[FlagTrial])
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])

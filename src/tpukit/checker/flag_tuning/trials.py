@@ -9,7 +9,8 @@ from ...errors import TPUError
 from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
-from ...shown import Shown
+from ...plain_data import JsonMapping, JsonObject
+from ...shown import Facts, Renderable, Shown
 
 TRIALS_SHOWN = 10
 NOTE = (
@@ -19,7 +20,7 @@ NOTE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlagTrial:
+class FlagTrial(Facts):
     """One set of options with its compiled result.
 
     Attributes:
@@ -33,13 +34,14 @@ class FlagTrial:
     """
 
     names: tuple[str, ...] = ()
-    options: Mapping[str, Any]
+    options: JsonMapping
     fits: bool | None = None
     step_time_s: float | None = None
     no_prediction: str = ""
     total_bytes: int | None = None
     caveats: tuple[str, ...] = ()
     refusal: str = ""
+    _facts = "candidates=names options fits caveats refusal"
 
     @property
     def title(self) -> str:
@@ -63,20 +65,16 @@ class FlagTrial:
         seconds = endless if self.step_time_s is None else self.step_time_s
         return not self.fits, seconds, self.total_bytes or 2**62
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the trial as plain data."""
         return {
-            "candidates": list(self.names),
-            "options": dict(self.options),
-            "fits": self.fits,
+            **super().to_dict(),
             "step_time_s": {
                 "value": self.step_time_s,
                 "origin": "model",
                 "reason": self.no_prediction,
             },
             "total_bytes": {"value": self.total_bytes, "origin": "compiler"},
-            "caveats": list(self.caveats),
-            "refusal": self.refusal,
         }
 
 
@@ -104,6 +102,8 @@ class FlagSearch(Shown):
     variables: Mapping[str, str]
     flags: str
     stopped: str = ""
+    note = NOTE
+    _facts = "program slice=slice.name baseline best variables flags trials stopped note"
 
     @property
     def exit_code(self) -> int:
@@ -121,23 +121,15 @@ class FlagSearch(Shown):
         before, after = self.baseline.step_time_s, self.best.step_time_s
         return before / after if before and after else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the search as plain data."""
         return {
-            "program": self.program,
-            "slice": str(self.slice),
-            "baseline": self.baseline.to_dict(),
-            "best": self.best.to_dict(),
+            **super().to_dict(),
             "speedup": {"value": self.speedup, "origin": "model"},
-            "variables": dict(self.variables),
-            "flags": self.flags,
-            "trials": [trial.to_dict() for trial in self.trials],
             "skipped": [{"what": what, "reason": reason} for what, reason in self.skipped],
-            "stopped": self.stopped,
-            "note": NOTE,
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Show the best trial first, then the others, then the refused ones."""
         from rich.console import Group
         from rich.table import Table

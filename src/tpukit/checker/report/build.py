@@ -1,11 +1,12 @@
 """`build_report`: convert a check to plain data."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from ...compiler.memory.assignment import Schedule, parse_live_ranges
 from ...compiler.timeline import Machine, Network, TrackSpan
 from ...hardware import Slice
+from ...plain_data import JsonMapping
 from ..capture_report import capture_facts
 from .collectives import collective_rows
 from .schema import SCHEMA, ChipData, FigureData, Report
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_report(
-    result: "CheckResult", *, options: Mapping[str, Any] | None = None, next_command: str = ""
+    result: "CheckResult", *, options: JsonMapping | None = None, next_command: str = ""
 ) -> Report:
     """Return a check as the data that pages, traces and comparisons are made from.
 
@@ -27,7 +28,7 @@ def build_report(
     compiled, prediction = result.compiled, result.prediction
     memory = compiled.memory
     about = compiled.to_dict()
-    job_options: Mapping[str, Any] = {} if result.job is None else result.job.options
+    job_options: JsonMapping = {} if result.job is None else result.job.options
     report: Report = {
         "schema": SCHEMA,
         "verdict": "fits" if result.fits else "does not fit",

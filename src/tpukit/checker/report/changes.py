@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from ...hardware.figure import bytes_text, seconds_text
+from ...plain_data import JsonMapping
+from ...shown import Facts
 from .schema import Report
 
 Unit = Literal["", "B", "s", "share", "count"]
@@ -36,7 +38,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Facts):
     """One figure in two reports.
 
     Attributes:
@@ -54,6 +56,7 @@ class Change:
     unit: Unit = ""
     origin: str = ""
     is_part: bool = False
+    _facts = "* delta percent"
 
     @property
     def delta(self) -> float | None:
@@ -85,10 +88,6 @@ class Change:
         if self.percent is not None:
             difference += f" ({sign}{abs(self.percent):.1f} %)"
         return before, after, difference
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the change as plain data."""
-        return {**vars(self), "delta": self.delta, "percent": self.percent}
 
 
 def compare_reports(a: Report, b: Report) -> list[Change]:
@@ -126,7 +125,7 @@ def _pairs(a: Report, b: Report) -> Iterator[Change]:
         yield Change("versions", name, before, after)
 
 
-def _memory(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+def _memory(a: JsonMapping, b: JsonMapping) -> Iterator[Change]:
     for name in _MEMORY:
         yield Change("memory", _NAMES[name], a.get(name), b.get(name), "B", "compiler")
     if a and b:
@@ -151,7 +150,7 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
         yield Change("time", name, before or 0, after or 0, "s", "model", is_part=True)
 
 
-def _programs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+def _programs(a: JsonMapping, b: JsonMapping) -> Iterator[Change]:
     """Yield the step time of a captured program that runs several programs, and figures of each."""
     rows = [{row["name"]: row for row in one.get("programs", ())} for one in (a, b)]
     if min(map(len, rows)) < 2:
@@ -200,7 +199,7 @@ def _by_kind(report: Report) -> dict[str, dict[str, float]]:
 
 def _both(a: object, b: object) -> Iterator[tuple[str, Any, Any]]:
     """Yield every key of either mapping with both values."""
-    before, after = (cast("Mapping[str, Any]", one or {}) for one in (a, b))
+    before, after = (cast("JsonMapping", one or {}) for one in (a, b))
     for name in {**before, **after}:
         yield name, before.get(name), after.get(name)
 
@@ -219,7 +218,7 @@ def _word(value: Any, unit: Unit) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        items = cast("Mapping[str, Any]", value).items()
+        items = cast("JsonMapping", value).items()
         return ", ".join(f"{name}={inner}" for name, inner in items) or "none"
     words = {"B": bytes_text, "s": seconds_text, "share": "{:.1%}".format}
     if unit in words:

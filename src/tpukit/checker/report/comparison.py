@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigError
 from ...exit_codes import ExitCode
 from ...hardware.figure import bytes_text, seconds_text
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Renderable, Shown
 from ..result import CheckResult
 from .changes import Change, compare_reports
 from .schema import SCHEMA, Report, read_report, reads_report
@@ -52,7 +52,7 @@ class SideBySide(Shown):
             found.setdefault(row.section, []).append(row)
         return found
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -99,6 +99,8 @@ class ReportDiff(Shown):
 
     changes: tuple[Change, ...] = field(default_factory=tuple[Change, ...])
     made_with: tuple[str, str] = ("", "")
+    schema = SCHEMA
+    _facts = "schema made_with changes"
 
     @property
     def side_by_side(self) -> SideBySide:
@@ -107,15 +109,7 @@ class ReportDiff(Shown):
         made_with = tuple(zip(names, self.made_with, strict=True))
         return SideBySide(made_with, (*names, "change"), rows_of(self.changes))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the differences as plain data."""
-        return {
-            "schema": SCHEMA,
-            "made_with": list(self.made_with),
-            "changes": [change.to_dict() for change in self.changes],
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.text import Text
 
         return self.side_by_side if self.changes else Text("nothing changed")
@@ -267,7 +261,7 @@ class Comparison(Shown):
             return []
         return compare_reports(self._first.report, check.report)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data: each report, and its changes."""
         return {
             "schema": COMPARISON_SCHEMA,
@@ -285,7 +279,7 @@ class Comparison(Shown):
             ],
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         return self.side_by_side
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError, did_you_mean
+from ...plain_data import JsonObject
 from ...runtime.files import write_output
 from ...runtime.protobuf_messages import message_classes
 from .lanes import Lane, find_loops, later_turns, split_into_lanes
@@ -162,7 +163,7 @@ def arguments_of(span: TrackSpan, origin: str = ORIGIN) -> dict[str, str | int |
 def track_event_bytes(*traces: Trace) -> bytes:
     """Return the traces as a `.pftrace` file: track descriptors, then all events in time order."""
     file = _MESSAGES["Trace"]()
-    events: list[tuple[int, dict[str, Any]]] = []
+    events: list[tuple[int, JsonObject]] = []
     uuid = 0
 
     def describe(**fields: Any) -> None:
@@ -201,7 +202,7 @@ def track_event_bytes(*traces: Trace) -> bytes:
 
 def _slices(
     uuid: int, spans: tuple[tuple[int, int, TrackSpan], ...], origin: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, JsonObject]]:
     """Yield begin and end events in order of time; a slice may nest inside an open one."""
     still_open: list[int] = []
     finish = {"type": END, "track_uuid": uuid}
@@ -229,9 +230,9 @@ def _annotation(name: str, value: str | float) -> dict[str, str | float]:
     return {"name": name, kind: value}
 
 
-def chrome_events(*traces: Trace) -> dict[str, Any]:
+def chrome_events(*traces: Trace) -> JsonObject:
     """Return the traces as JSON data: complete slices by row, with times in microseconds."""
-    events: list[dict[str, Any]] = []
+    events: list[JsonObject] = []
     for process, trace in enumerate(traces, start=1):
         events.append(_about("process_name", process, 0, name=trace.name))
         for thread, lane in enumerate(trace.lanes, start=1):
@@ -263,5 +264,5 @@ def chrome_events(*traces: Trace) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _about(what: str, process: int, thread: int, **values: str | int) -> dict[str, Any]:
+def _about(what: str, process: int, thread: int, **values: str | int) -> JsonObject:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": values}

@@ -7,7 +7,7 @@ Files, pages and comparisons all take a report. `build_report` makes one from a 
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # typing's own cannot be checked before Python 3.12
@@ -15,7 +15,7 @@ from typing_extensions import TypedDict  # typing's own cannot be checked before
 from ...compiler.timeline import TrackSpan
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
-from ...plain_data import damaged_as, read_json
+from ...plain_data import JsonMapping, JsonObject, damaged_as, read_json
 
 SCHEMA = "tpukit.report/1"
 """Raise the number when a key changes its meaning; a new key is no such change."""
@@ -92,22 +92,22 @@ class Report(TypedDict, total=False):
     schema: str
     verdict: Literal["fits", "does not fit"]
     program: str
-    job: dict[str, Any] | None
-    slice: dict[str, Any]
+    job: JsonObject | None
+    slice: JsonObject
     chip: ChipData
-    memory: dict[str, Any] | None
-    host_memory: dict[str, Any] | None
+    memory: JsonObject | None
+    host_memory: JsonObject | None
     live_memory: list[list[float]]
-    prediction: dict[str, Any] | None
+    prediction: JsonObject | None
     no_prediction: str
-    spans: list[dict[str, Any]]
+    spans: list[JsonObject]
     collectives: list[CollectiveData]
-    compile: dict[str, Any]
+    compile: JsonObject
     operations: dict[str, int]
     versions: dict[str, str]
-    options: dict[str, Any]
-    capture: dict[str, Any]
-    fixes: list[dict[str, Any]] | None
+    options: JsonObject
+    capture: JsonObject
+    fixes: list[JsonObject] | None
     next: str
 
 
@@ -130,7 +130,7 @@ def as_report(data: object, *, name: str = "the report") -> Report:
     """Return plain data as a `Report` after validation."""
     if not isinstance(data, Mapping) or "schema" not in data:
         raise TPUValidationError(f"{name} is JSON but no report of a check; {_MAKE_ONE}")
-    found = cast("Mapping[str, Any]", data)
+    found = cast("JsonMapping", data)
     if found["schema"] != SCHEMA:
         raise TPUValidationError(
             f"{name} has the format {found['schema']!r} and this tpukit reads {SCHEMA!r}; "

@@ -7,11 +7,17 @@ unknown value, or if the program does not terminate.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import XLACompilationError
 from .listing import InstructionListing
-from .scalar import ADDRESS, UNKNOWN, allocation_address, operand_address, operand_of
+from .scalar import (
+    ADDRESS,
+    UNKNOWN,
+    ScalarValue,
+    allocation_address,
+    operand_address,
+    operand_of,
+)
 from .segments import Segment, cut_segments
 from .units import Core
 
@@ -68,12 +74,12 @@ class RunningCore:
         self.now = 0
         self.transfers: list[Transfer] = []
         self._tables = tables
-        self._memory: dict[int, Any] = {allocation_address(0): core_number}
-        self._values: dict[str, Any] = {}
+        self._memory: dict[int, ScalarValue] = {allocation_address(0): core_number}
+        self._values: dict[str, ScalarValue] = {}
         for index, words in tables.items():
             self._write(operand_address(index), words)
 
-    def run(self, segment: Segment) -> Any:
+    def run(self, segment: Segment) -> ScalarValue:
         """Run one segment; return whether the branch inside it is taken."""
         taken = segment.run(
             self._values,
@@ -92,14 +98,14 @@ class RunningCore:
         for offset, word in enumerate(words):
             self._memory[address + offset] = word
 
-    def _operand(self, index: int) -> Any:
+    def _operand(self, index: int) -> ScalarValue:
         words = self._tables.get(index)
         return words[0] if words else UNKNOWN
 
-    def _load(self, address: Any) -> Any:
+    def _load(self, address: ScalarValue) -> ScalarValue:
         return UNKNOWN if address is UNKNOWN else self._memory.get(address, UNKNOWN)
 
-    def _store(self, predicate: Any, address: Any, value: Any) -> None:
+    def _store(self, predicate: ScalarValue, address: ScalarValue, value: ScalarValue) -> None:
         if predicate is False:
             return
         if address is UNKNOWN:
@@ -110,7 +116,14 @@ class RunningCore:
         self._memory[address] = UNKNOWN if predicate is UNKNOWN else value
 
     def _issue(
-        self, predicate: Any, opcode: str, source: Any, size: Any, target: Any, flag: Any, at: int
+        self,
+        predicate: ScalarValue,
+        opcode: str,
+        source: ScalarValue,
+        size: ScalarValue,
+        target: ScalarValue,
+        flag: ScalarValue,
+        at: int,
     ) -> None:
         if predicate is False:
             return
@@ -127,13 +140,13 @@ class RunningCore:
         )
         self.transfers.append(Transfer(self.now + at, flag, size, direction))
 
-    def _fill_table(self, source: Any, target: Any) -> None:
+    def _fill_table(self, source: ScalarValue, target: ScalarValue) -> None:
         index = operand_of(source)
         words = None if index is None else self._tables.get(index)
         if words is not None and target is not UNKNOWN and target >= ADDRESS:
             self._write(target, words)
 
-    def _wait(self, predicate: Any, flag: Any, size: Any, at: int) -> None:
+    def _wait(self, predicate: ScalarValue, flag: ScalarValue, size: ScalarValue, at: int) -> None:
         if predicate is False:
             return
         if predicate is UNKNOWN or size is UNKNOWN or flag is UNKNOWN:
@@ -143,7 +156,9 @@ class RunningCore:
             )
         self.transfers.append(Transfer(self.now + at, flag, size, "wait"))
 
-    def _signal(self, predicate: Any, flag: Any, amount: Any, at: int) -> None:
+    def _signal(
+        self, predicate: ScalarValue, flag: ScalarValue, amount: ScalarValue, at: int
+    ) -> None:
         # A wait here takes what it waited for, so the subtraction that follows it changes nothing.
         # A block cut at the edge of an array moves less, and the core adds what is missing.
         if predicate is False or (amount is not UNKNOWN and amount <= 0):
@@ -155,7 +170,7 @@ class RunningCore:
             )
         self.transfers.append(Transfer(self.now + at, flag, amount, "signal"))
 
-    def _meet(self, predicate: Any) -> None:
+    def _meet(self, predicate: ScalarValue) -> None:
         if predicate is not False:
             raise XLACompilationError(
                 "the kernel waits for a semaphore that something else sets; how long cannot be "

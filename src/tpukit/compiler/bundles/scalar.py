@@ -8,8 +8,8 @@ listing does not determine (a float, a vector's element, a table that was not su
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from ...errors import XLACompilationError
 from ..hlo import Shape
@@ -30,6 +30,9 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+ScalarValue: TypeAlias = Any
+"""A number or an address (int), a predicate (bool), or UNKNOWN."""
+ScalarFunction: TypeAlias = Callable[[ScalarValue, ScalarValue], ScalarValue]
 ADDRESS = 2**44  # every address is at least this, every number far below
 _OPERAND = 2**76
 _ALLOCATION = re.compile(r"#allocation(\d+)(_spill)?$")
@@ -48,7 +51,7 @@ def operand_address(index: int) -> int:
     return (index + 1) * _OPERAND
 
 
-def operand_of(address: Any) -> int | None:
+def operand_of(address: ScalarValue) -> int | None:
     """Return the operand that contains an address, if any."""
     return None if address is UNKNOWN or address < _OPERAND else address // _OPERAND - 1
 
@@ -58,7 +61,7 @@ def signed(value: int) -> int:
     return (value + _SIGNED) % (2 * _SIGNED) - _SIGNED
 
 
-def add(a: Any, b: Any) -> Any:
+def add(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Add two numbers, or an offset to an address."""
     if a is UNKNOWN or b is UNKNOWN:
         return UNKNOWN
@@ -70,49 +73,49 @@ def add(a: Any, b: Any) -> Any:
     return signed(total)
 
 
-def subtract(a: Any, b: Any) -> Any:
+def subtract(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Subtract two numbers, or an offset from an address."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return a - b if a >= ADDRESS else signed(a - b)
 
 
-def multiply(a: Any, b: Any) -> Any:
+def multiply(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Multiply two numbers; addresses cannot be multiplied."""
     if a is UNKNOWN or b is UNKNOWN or a >= ADDRESS or b >= ADDRESS:
         return 0 if (a is not UNKNOWN and a == 0) or (b is not UNKNOWN and b == 0) else UNKNOWN
     return signed(a * b)
 
 
-def _shifted_address(a: int) -> Any:
+def _shifted_address(a: int) -> ScalarValue:
     # Shifting an address changes its unit (bytes, words, granules), not what it points to; an
     # offset inside an allocation would be lost, so that one is not followed.
     return a if a >= _OPERAND or a % ADDRESS == 0 else UNKNOWN
 
 
-def shift_left(a: Any, b: Any) -> Any:
+def shift_left(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Shift left."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else signed(a << (b & 31))
 
 
-def shift_right(a: Any, b: Any) -> Any:
+def shift_right(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Shift right, filling with zeros."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else signed((a & 0xFFFFFFFF) >> (b & 31))
 
 
-def shift_right_signed(a: Any, b: Any) -> Any:
+def shift_right_signed(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Shift right, keeping the sign."""
     if a is UNKNOWN or b is UNKNOWN or b >= ADDRESS:
         return UNKNOWN
     return _shifted_address(a) if a >= ADDRESS else a >> (b & 31)
 
 
-def _numbers_only(function: Any) -> Any:
-    def checked(a: Any, b: Any) -> Any:
+def _numbers_only(function: ScalarFunction) -> ScalarFunction:
+    def checked(a: ScalarValue, b: ScalarValue) -> ScalarValue:
         if a is UNKNOWN or b is UNKNOWN or a >= ADDRESS or b >= ADDRESS:
             return UNKNOWN
         return function(a, b)
@@ -124,8 +127,8 @@ def _unsigned(value: int) -> int:
     return value & 0xFFFFFFFF
 
 
-def _divided(function: Any) -> Any:
-    def checked(a: Any, b: Any) -> Any:
+def _divided(function: ScalarFunction) -> ScalarFunction:
+    def checked(a: ScalarValue, b: ScalarValue) -> ScalarValue:
         if a is UNKNOWN or b is UNKNOWN or a >= ADDRESS or b >= ADDRESS or b == 0:
             return UNKNOWN
         return signed(function(_unsigned(a), _unsigned(b)))
@@ -133,37 +136,37 @@ def _divided(function: Any) -> Any:
     return checked
 
 
-def choose(predicate: Any, yes: Any, no: Any) -> Any:
+def choose(predicate: ScalarValue, yes: ScalarValue, no: ScalarValue) -> ScalarValue:
     """Return `yes` or `no`; unknown if they differ and the predicate is unknown."""
     if predicate is UNKNOWN:
         return yes if yes is no else UNKNOWN
     return yes if predicate else no
 
 
-def both(a: Any, b: Any) -> Any:
+def both(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Return the conjunction of predicates."""
     if a is False or b is False:
         return False
     return UNKNOWN if a is UNKNOWN or b is UNKNOWN else True
 
 
-def negate(a: Any) -> Any:
+def negate(a: ScalarValue) -> ScalarValue:
     """Return the negation of a predicate."""
     return UNKNOWN if a is UNKNOWN else not a
 
 
-def either(a: Any, b: Any) -> Any:
+def either(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Return the disjunction of predicates."""
     return negate(both(negate(a), negate(b)))
 
 
-def differ(a: Any, b: Any) -> Any:
+def differ(a: ScalarValue, b: ScalarValue) -> ScalarValue:
     """Return the exclusive or of predicates."""
     return UNKNOWN if a is UNKNOWN or b is UNKNOWN else a != b
 
 
 # How the source of `expression` reaches the functions; everything else computes in line.
-NAMESPACE: dict[str, Any] = {
+NAMESPACE: dict[str, Callable[..., ScalarValue] | Unknown] = {
     "UNKNOWN": UNKNOWN,
     "add": add,
     "subtract": subtract,

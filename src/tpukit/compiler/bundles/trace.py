@@ -3,14 +3,15 @@
 import tomllib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from ...errors import XLACompilationError
 from ...hardware import Chip, get_chip
 from ...hardware.rates import ChipRates
+from ...plain_data import JsonMapping, JsonObject
+from ...shown import Facts
 from .core_run import DEFAULT_STEP_LIMIT, GRANULE_BYTES, CoreRun, Transfer, run_program
 from .listing import parse_listing
 from .units import UNITS, core_of
@@ -126,7 +127,7 @@ class CallRates:
 
 
 @dataclass(frozen=True)
-class CallEstimate:
+class CallEstimate(Facts):
     """One call of a kernel; every figure has origin `model`.
 
     Attributes:
@@ -152,10 +153,8 @@ class CallEstimate:
     issued_bundles: int
     utilisation: Mapping[str, float]
     bound: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as plain data."""
-        return {**asdict(self), "utilisation": dict(self.utilisation), "origin": "model"}
+    origin = "model"
+    _facts = "* utilisation origin"
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class CallTrace:
             bound=most if utilisation[most] >= _SATURATED else "latency",
         )
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> JsonObject:
         """Return everything as plain data, for a cache."""
         return {
             "name": self.name,
@@ -247,11 +246,11 @@ class CallTrace:
         }
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> "CallTrace":
+    def from_data(cls, data: JsonMapping) -> "CallTrace":
         """Read the data of `to_data`."""
         cores: list[CoreRun] = []
         for run in data["cores"]:
-            fields: dict[str, Any] = dict(run)
+            fields: JsonObject = dict(run)
             fields["transfers"] = tuple(Transfer(*transfer) for transfer in run["transfers"])
             cores.append(CoreRun(**fields))
         return cls(data["name"], data["chip"], data["bundle_count"], tuple(cores))
@@ -326,7 +325,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class ErrorBand:
+class ErrorBand(Facts):
     """Error of the estimates against measured kernels.
 
     Attributes:
@@ -340,22 +339,20 @@ class ErrorBand:
     below: float
     above: float
     kinds: Mapping[str, int]
+    origin = "measured"
+    _facts = "* kinds rows origin"
 
     @property
     def rows(self) -> int:
         """Number of measured kernels behind the band."""
         return sum(self.kinds.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the band as plain data."""
-        return {**vars(self), "kinds": dict(self.kinds), "rows": self.rows, "origin": "measured"}
-
 
 def calibration_of(chip: str, kind: str | None = None) -> Calibration:
     """Return a generation's fitted constants, or those of an op kind that has its own."""
     tables = _tables()
-    fitted: Mapping[str, Any] = tables.get(chip, {})
-    own: Mapping[str, Any] = fitted.get("kinds", {}).get(kind or "", {})
+    fitted: JsonMapping = tables.get(chip, {})
+    own: JsonMapping = fitted.get("kinds", {}).get(kind or "", {})
     plain = {key: value for key, value in fitted.items() if key != "kinds"}
     default = Calibration(hbm_efficiency=ChipRates.of(chip).hbm_efficiency, **tables["default"])
     return replace(default, **{**plain, **own})
@@ -393,6 +390,6 @@ def describe_band(band: ErrorBand | None, kind: str | None) -> str:
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def _tables() -> JsonObject:
     text = (files("tpukit.compiler.bundles") / "data" / "calibration.toml").read_text()
     return tomllib.loads(text)

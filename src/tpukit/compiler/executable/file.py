@@ -11,9 +11,9 @@ from typing import Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
-from ...plain_data import DAMAGE, MOST_BYTES, parse_json
+from ...plain_data import DAMAGE, MOST_BYTES, JsonMapping, JsonObject, parse_json
 from ...runtime.files import whole_file
-from ...shown import Shown
+from ...shown import Renderable, Shown
 
 FORMAT = "tpukit.executable/1"
 _HEADER, _CODE = "header.json", "executable.bin"
@@ -39,7 +39,7 @@ class ArraySlot:
     kept: bool = True
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ArraySlot":
+    def from_dict(cls, data: JsonMapping) -> "ArraySlot":
         """Read it back from JSON."""
         spec = data["spec"]
         return cls(
@@ -78,18 +78,18 @@ class ExecutableHeader(Shown):
     arguments: tuple[ArraySlot, ...]
     results: tuple[ArraySlot, ...]
     structure: object = field(default=None, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: JsonMapping = field(default_factory=JsonObject)
     fingerprint: str = ""
     code_bytes: int = 0
     checksum: str = ""
     format: str = FORMAT
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data that `from_dict` reads back."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ExecutableHeader":
+    def from_dict(cls, data: JsonMapping) -> "ExecutableHeader":
         """Read what `to_dict` wrote, also after a trip through JSON."""
         known = {entry.name: data[entry.name] for entry in fields(cls)}
         known["devices"] = tuple(tuple(device) for device in data["devices"])
@@ -104,7 +104,7 @@ class ExecutableHeader(Shown):
         where = self.slice or self.device_kind
         return f"{where} ({len(self.devices)} device{'' if len(self.devices) == 1 else 's'})"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
 
         table = Table(box=None, show_header=False, pad_edge=False)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import TPUModelError, TPUValidationError, did_you_mean
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Renderable, Shown
 from .file import ArraySlot, ExecutableHeader
 from .slots import decode_structure
 
@@ -101,10 +102,10 @@ class LoadedStep(Shown):
     def __repr__(self) -> str:
         return f"LoadedStep({self.header.name!r} on {self.header.target})"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         return self.header
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """What its file says of it."""
         return self.header.to_dict()
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUNotAvailableError, TPUValidationError, XLARuntimeError
 from ...hardware import detect_accelerators
+from ...plain_data import JsonObject
 from ...runtime.child import ChildError, run_child
 from ...runtime.files import temporary_folder
 from ...runtime.versions import installed_versions
@@ -140,7 +141,7 @@ def _compile_offline(
     return ExecutableHeader.from_dict(data), code
 
 
-def _sums(code: bytes) -> dict[str, Any]:
+def _sums(code: bytes) -> JsonObject:
     return {"code_bytes": len(code), "checksum": hashlib.sha256(code).hexdigest()}
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TPUValidationError
+from ...plain_data import JsonObject
 from .file import ArraySlot
 
 
-def describe_program(compiled: Any) -> dict[str, Any]:
+def describe_program(compiled: Any) -> JsonObject:
     """Shapes, shardings and devices of a `jax.stages.Compiled`, as keywords of a header.
 
     Raises:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from ...errors import XLACompilationError
+from ...plain_data import JsonObject
 from .shape import Shape, parse_shapes, reads_program, tuple_elements
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
@@ -87,7 +87,7 @@ class Instruction:
         return int(found[1]) if found else None
 
     @cached_property
-    def backend_config(self) -> dict[str, Any]:
+    def backend_config(self) -> JsonObject:
         """The compiler's annotations, e.g. the algorithm of a collective."""
         _, found, text = self.attributes.partition("backend_config=")
         if not found:

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 from ...errors import OUT_OF_MEMORY_ADVICE
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
-from ...shown import Shown
+from ...shown import Renderable, Shown
 from .attribution import CATEGORIES
 
 BYTES_ORIGIN = "compiler"
@@ -109,6 +108,12 @@ class MemoryReport(Shown):
     schedule_length: int
     findings: tuple[ArgumentFinding, ...]
     host_computation_bytes: int = 0
+    origin = BYTES_ORIGIN
+    _facts = (
+        "program slice=slice.name fits origin total_bytes usable_bytes headroom_bytes "
+        "host_bytes host_computation_bytes argument_bytes temp_bytes result_bytes alias_bytes "
+        "purposes buffers peak schedule_length curve findings"
+    )
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -145,31 +150,7 @@ class MemoryReport(Shown):
             f"{OUT_OF_MEMORY_ADVICE}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return {
-            "program": self.program,
-            "slice": str(self.slice),
-            "fits": self.fits,
-            "origin": BYTES_ORIGIN,
-            "total_bytes": self.total_bytes,
-            "usable_bytes": self.usable_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "host_bytes": self.host_bytes,
-            "host_computation_bytes": self.host_computation_bytes,
-            "argument_bytes": self.argument_bytes,
-            "temp_bytes": self.temp_bytes,
-            "result_bytes": self.result_bytes,
-            "alias_bytes": self.alias_bytes,
-            "purposes": dict(self.purposes),
-            "buffers": [asdict(buffer) for buffer in self.buffers],
-            "peak": None if self.peak is None else asdict(self.peak),
-            "schedule_length": self.schedule_length,
-            "curve": [list(point) for point in self.curve],
-            "findings": [asdict(buffer) for buffer in self.findings],
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
 
         return memory_view(self)
 

@@ -3,11 +3,12 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import MeshError, TPUModelError
+from ...plain_data import JsonMapping, JsonObject
 from ...runtime.progress import Progress, silent
 from ...runtime.user_code import errors_in_trace
 
@@ -54,12 +55,12 @@ class ProgramFacts:
     device_order: tuple[int, ...] = ()
     exported_by: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data that `from_dict` reads."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ProgramFacts":
+    def from_dict(cls, data: JsonMapping) -> "ProgramFacts":
         """Read the data of `to_dict`, also after a round trip through JSON."""
         return cls(
             name=data["name"],

@@ -13,6 +13,7 @@ from ...errors import FlagError, MeshError, MissingExtraError
 from ...hardware import Slice
 from ...hardware.mesh_sizes import fill_mesh
 from ...hardware.target import target_chip
+from ...plain_data import JsonMapping, JsonObject
 from ...runtime.progress import Progress, silent
 from ...runtime.versions import NOT_INSTALLED, installed_versions
 from ..dump import Dump
@@ -45,7 +46,7 @@ class CompileRequest:
     program: Program = field(repr=False)
     slice: Slice
     dcn_shape: tuple[int, ...]
-    options: Mapping[str, Any]
+    options: JsonMapping
     libtpu_init_args: str = ""
 
     @property
@@ -55,7 +56,7 @@ class CompileRequest:
             self.program.facts, self.slice, self.dcn_shape, self.options, self.libtpu_init_args
         )
 
-    def for_worker(self, program_path: Path, dump: Dump) -> dict[str, Any]:
+    def for_worker(self, program_path: Path, dump: Dump) -> JsonObject:
         """Return the request as the child process reads it."""
         sizes = [size for _, size in self.program.facts.mesh_axes]
         return {
@@ -77,7 +78,7 @@ def compile_key(
     facts: ProgramFacts,
     target: Slice,
     dcn_shape: Sequence[int],
-    options: Mapping[str, Any],
+    options: JsonMapping,
     libtpu_init_args: str = "",
 ) -> str:
     """Return the key of a compile from the facts of its program."""
@@ -103,7 +104,7 @@ def make_request(
     donate_argnums: Sequence[int] = (),
     mesh: "Mapping[str, int] | AnyMesh | None" = None,
     dcn_mesh_shape: Sequence[int] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
     libtpu_init_args: str = "",
     progress: Progress = silent,
 ) -> CompileRequest:

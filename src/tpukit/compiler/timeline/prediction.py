@@ -9,7 +9,8 @@ from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName
 from ...hardware.rates import ScoredSteps
 from ...hardware.utilization import COUNTED_BY_MODEL
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Renderable, Shown
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from ..program_flops import KernelCounter, program_flops
@@ -42,7 +43,7 @@ class OpTime:
     bytes: float
     op_name: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the op as plain data."""
         return dict(vars(self))
 
@@ -124,7 +125,7 @@ class StepPrediction(Shown):
             for span in heaviest[:most]
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every figure as plain data; spans are only in the trace file."""
         return {
             "origin": "model",
@@ -143,7 +144,7 @@ class StepPrediction(Shown):
             "caveats": list(self.caveats),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

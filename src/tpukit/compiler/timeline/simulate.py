@@ -7,8 +7,9 @@ links. A "done" waits for what is not finished. A loop's body is simulated once.
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from ...plain_data import JsonObject
 from ..hlo import (
     Collective,
     Computation,
@@ -144,7 +145,7 @@ class TrackSpan:
     bytes: float = 0.0
     times: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the span as plain data."""
         return dict(vars(self))
 

@@ -3,19 +3,19 @@
 import tomllib
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from ...errors import ConfigError, did_you_mean
+from ...plain_data import JsonObject
 
 
 @cache
-def presets() -> dict[str, dict[str, Any]]:
+def presets() -> dict[str, JsonObject]:
     """Return the presets by name."""
     text = (files("tpukit.job.config") / "data" / "presets.toml").read_text()
     return tomllib.loads(text)
 
 
-def preset_values(name: str) -> dict[str, Any]:
+def preset_values(name: str) -> JsonObject:
     """Return the values of a preset.
 
     Raises:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...hardware.missing import Measured, Missing, plain
+from ...plain_data import JsonObject
 from ...records.metrics import RunTailReader, current_measurements, newest_run
 from ...records.names import METRICS_FILE, MFU, STEP, STEP_TIME
-from ...shown import Shown
+from ...shown import Renderable, Shown
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PerformanceMetrics(Shown, Mapping[str, Measured]):
     def __len__(self) -> int:
         return len(self.values_by_name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Each figure with its origin and source, or null with its reason."""
         return {
             name: {
@@ -71,7 +72,7 @@ class PerformanceMetrics(Shown, Mapping[str, Measured]):
             for name, value in self.values_by_name.items()
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """A table: figure, value, where it came from or why it is missing."""
         from rich.table import Table
 
@@ -108,7 +109,7 @@ class MemoryConfig(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.__dataclass_fields__)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The fields as plain data."""
         return dict(self)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from ...models.remat.policy import FULL, MINIMAL
+from ...plain_data import JsonObject
 from ..document import Document
 from ..sections import (
     CompileSettings,
@@ -82,7 +83,7 @@ def spell_as_job(config: TPUConfig) -> Iterable[Spelled]:
 
 def config_of(job: "Job") -> TPUConfig:
     """Return a job's values under the names of `TPUConfig`."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     origins = {}
     for section in _SECTIONS:
         settings = getattr(job, section)

@@ -16,6 +16,7 @@ from ...hardware.missing import Missing
 from ...models.remat.policy import FULL, MINIMAL, NONE
 from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
+from ...plain_data import JsonMapping
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin
 from ..sections import (
@@ -112,7 +113,7 @@ class TPUConfig(
         return cls.from_document(document)
 
     @classmethod
-    def with_origins(cls, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Self:
+    def with_origins(cls, values: JsonMapping, origins: Mapping[str, Origin]) -> Self:
         """Build from values whose origins are known."""
         config = cls(**values)
         config._origins.update(origins)

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from ...errors import OUT_OF_MEMORY_ADVICE
 from ...hardware.missing import Measured, Missing
-from ...plain_data import JsonObject
 from ...records.names import INPUT_STALL, STEP_TIME, TOKENS_RATE
 from ...shown import Shown
 from .rule import WORDS, AlertRule
@@ -143,6 +142,10 @@ class Alert(Shown):
     time: float
     host: str
     cause: str
+    _facts = (
+        "alert=name metric=rule.metric condition=rule.condition threshold=rule.threshold value "
+        "since time host cause explanation"
+    )
 
     @classmethod
     def of(
@@ -176,21 +179,6 @@ class Alert(Shown):
             f"{WORDS[rule.condition]} {show(rule.metric, rule.threshold)}{held}. "
             f"Likely cause: {self.cause}."
         )
-
-    def to_dict(self) -> JsonObject:
-        """Return the alert as plain data, as in a webhook's request."""
-        return {
-            "alert": self.name,
-            "metric": self.rule.metric,
-            "condition": self.rule.condition,
-            "threshold": self.rule.threshold,
-            "value": self.value,
-            "since": self.since,
-            "time": self.time,
-            "host": self.host,
-            "cause": self.cause,
-            "explanation": self.explanation,
-        }
 
     def __str__(self) -> str:
         return self.explanation

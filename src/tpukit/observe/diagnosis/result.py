@@ -8,7 +8,7 @@ from ...compiler.compiled import CompiledStep
 from ...hardware import Figure
 from ...hardware.figure import format_quantity
 from ...plain_data import JsonObject
-from ...shown import MappedResult, Shown
+from ...shown import MappedResult, Renderable, Shown
 from .evidence import CAUSES_BY_KIND, Bottlenecks, InputRate
 
 # An issue is reported from these shares of a step on.
@@ -205,7 +205,7 @@ class PerformanceDiagnosis(MappedResult):
             "notes": list(self.notes),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Return figures, shares as bars, then the issues."""
         from rich.console import Group
         from rich.table import Table

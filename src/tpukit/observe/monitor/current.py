@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 from ...errors import did_you_mean
 from ...hardware.missing import Measured, Missing, plain
 from ...plain_data import JsonObject
 from ...records.names import INPUT_STALL, STEP_TIME, TOKENS_RATE
-from ...shown import Shown
+from ...shown import Renderable, Shown
 from ..readings import METRICS, Reading, Sample
 
 Combine = Callable[[list[float]], float]
@@ -120,7 +119,7 @@ class CurrentMetrics(Shown, Mapping[str, Measured]):
         numbers = {name: plain(value) for name, value in self.figures.items()}
         return {"time": self.time, **numbers, "missing": self.missing, "origins": {**self.origins}}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Return a table: figure, value, and its source or why it is missing."""
         from rich.table import Table
 

@@ -15,7 +15,7 @@ from ...errors import TPUValidationError, did_you_mean
 from ...plain_data import JsonMapping
 from ...records.hooks import RunEnd
 from ...records.metrics import publish, withdraw
-from ...shown import Shown
+from ...shown import Renderable, Shown
 from ..alerts import Action, Alert, AlertRule
 from ..alerts.actions import AlertBook
 from ..alerts.rule import COOL_DOWN_S, Condition
@@ -315,7 +315,7 @@ class TPUMonitor(Startable, Shown):
             self._history.popleft()
         return self._alerts.observe(self._newest, now)
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         return self._newest.__rich__()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TPUValidationError
 from ...hardware.figure import flops_text, seconds_text
 from ...plain_data import JsonObject
-from ...shown import Facts, MappedResult
+from ...shown import Facts, MappedResult, Renderable
 from .attribution import HostTimes, OpTotal, attribute
 from .findings import Findings, ProfileFinding, find
 from .judging import BY_INTENSITY, COMMUNICATION, COMPUTE, INPUT, KINDS, MEMORY, OVERHEAD
@@ -132,7 +132,7 @@ class BottleneckAnalysis(MappedResult):
             "notes": list(self.notes),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Return the shares as bars, the heaviest ops, and the recommendations."""
         from rich.console import Group
         from rich.table import Table

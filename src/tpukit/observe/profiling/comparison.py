@@ -15,7 +15,7 @@ from typing import Any
 
 from ...hardware.figure import seconds_text
 from ...plain_data import JsonObject
-from ...shown import Facts, Shown
+from ...shown import Facts, Renderable, Shown
 from .analysis import OpShare
 from .steps import MeasuredStep, PredictedStep
 
@@ -100,7 +100,7 @@ class StepComparison(Shown):
             "only_measured": _unmatched(self.only_measured),
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         """Return the header, the matched ops, and the unmatched ops with totals."""
         from rich.console import Group
         from rich.table import Table

@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ...errors import TPUError, TPUValidationError
 from ...exit_codes import ExitCode
 from ...job.model_source import is_own_model
+from ...plain_data import JsonMapping, JsonObject
 from ...runtime.files import write_output
-from ...shown import Shown
+from ...shown import Renderable, Shown
 from ..search.choice import Choice
 from ..search.objectives import SAME
 from ..search.rejections import Rejection
@@ -77,6 +78,16 @@ class PlanResult(Shown, PlanChoices):
     search_s: float = field(repr=False)
     verify_s: float | None = field(default=None, repr=False)
     job_file: Path | None = None
+    schema = SCHEMA
+    _facts = (
+        "schema model=ask.subject.name tokens=ask.tokens "
+        "sequence_length=ask.subject.sequence_length objective=ask.objective "
+        "deadline_days=ask.limits.deadline_days budget_usd=ask.limits.budget_usd "
+        "min_headroom=ask.limits.min_headroom max_batch_tokens=ask.max_batch_tokens "
+        "tier=ask.market.tier regions=ask.market.regions headline most_chips feasible shortfall "
+        "ranked_by choices unpriced pareto_front=front rejected extrapolations disagreements "
+        "assumptions next_command scored search_s verify_s"
+    )
 
     @property
     def model(self) -> str:
@@ -164,41 +175,13 @@ class PlanResult(Shown, PlanChoices):
 
         write_output(Path(path), render_page(self))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the whole answer as plain data."""
-        ask = self.ask
-        return {
-            "schema": SCHEMA,
-            "model": ask.subject.name,
-            "parameters": ask.subject.shape.parameters if ask.subject.known else None,
-            "tokens": ask.tokens,
-            "sequence_length": ask.subject.sequence_length,
-            "objective": ask.objective,
-            "deadline_days": ask.limits.deadline_days,
-            "budget_usd": ask.limits.budget_usd,
-            "min_headroom": ask.limits.min_headroom,
-            "max_batch_tokens": ask.max_batch_tokens,
-            "tier": ask.market.tier,
-            "regions": list(ask.market.regions),
-            "headline": self.headline,
-            "most_chips": self.most_chips,
-            "feasible": self.feasible,
-            "shortfall": self.shortfall,
-            "ranked_by": self.ranked_by,
-            "choices": [choice.to_dict() for choice in self.choices],
-            "unpriced": [choice.to_dict() for choice in self.unpriced],
-            "pareto_front": [choice.to_dict() for choice in self.front],
-            "rejected": [one.to_dict() for one in self.rejected],
-            "extrapolations": list(self.extrapolations),
-            "disagreements": list(self.disagreements),
-            "assumptions": list(self.assumptions),
-            "next_command": self.next_command,
-            "scored": self.scored,
-            "search_s": self.search_s,
-            "verify_s": self.verify_s,
-        }
+        subject = self.ask.subject
+        parameters = subject.shape.parameters if subject.known else None
+        return {**super().to_dict(), "parameters": parameters}
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from .report import plan_report
 
         return plan_report(self)
@@ -236,11 +219,11 @@ class RecordedPlan(PlanChoices):
             TPUValidationError: It is no plan, is damaged, or was made by another version.
         """
         again = "make one with `tpukit plan … --json > plan.json`."
-        if not isinstance(data, Mapping) or cast("Mapping[str, Any]", data).get("schema") != SCHEMA:
+        if not isinstance(data, Mapping) or cast("JsonMapping", data).get("schema") != SCHEMA:
             raise TPUValidationError(
                 f"{name} is not a plan that this version of tpukit can read; {again}"
             )
-        kept = cast("Mapping[str, Any]", data)
+        kept = cast("JsonMapping", data)
         try:
             return cls(
                 **{key: kept[key] for key in ("model", "tokens", "objective", "next_command")},
@@ -260,5 +243,5 @@ class RecordedPlan(PlanChoices):
             raise TPUValidationError(f"{name} is damaged ({error!r:.200}); {again}") from error
 
 
-def _choices(data: list[Mapping[str, Any]]) -> tuple[Choice, ...]:
+def _choices(data: list[JsonMapping]) -> tuple[Choice, ...]:
     return tuple(map(Choice.from_dict, data))

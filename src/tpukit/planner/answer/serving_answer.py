@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...hardware import Figure
+from ...plain_data import JsonObject
 from ...runtime.files import write_output
 from ...shown import Shown
 from ..cost.serving_model import ServedFormats, ServingPass, ServingThroughput, ServingTraffic
@@ -143,7 +144,7 @@ class ServingChoice:
             return Figure.missing(unit, self.reason)
         return Figure(value, unit, "model", COMPILED_SOURCE if self.is_compiled else SOURCE)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the choice as plain data."""
         return {
             "generation": self.generation,
@@ -180,6 +181,10 @@ class ServingPlan(Shown):
     cache: str
     tier: str
     choices: tuple[ServingChoice, ...]
+    _facts = (
+        "model batch=traffic.batch context=traffic.context prompt_tokens=traffic.prompt "
+        "new_tokens=traffic.new cache tier choices"
+    )
 
     @property
     def smallest(self) -> ServingChoice | None:
@@ -201,17 +206,10 @@ class ServingPlan(Shown):
                 found[one.weights] = one
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the plan as plain data."""
         return {
-            "model": self.model,
-            "batch": self.traffic.batch,
-            "context": self.traffic.context,
-            "prompt_tokens": self.traffic.prompt,
-            "new_tokens": self.traffic.new,
-            "cache": self.cache,
-            "tier": self.tier,
-            "choices": [one.to_dict() for one in self.choices],
+            **super().to_dict(),
             "cheapest": {weights: one.slice for weights, one in self.cheapest.items()},
         }
 

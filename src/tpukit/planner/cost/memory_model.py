@@ -19,6 +19,7 @@ from ...compiler.memory import MemoryReport
 from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
 from ...models.remat.policy import FULL
+from ...plain_data import JsonObject
 from ...step.host_memory import HELD_WHILE_READ, READ_AT_ONCE_BYTES, read_limit_bytes
 from ...step.optimizer_spec import OptimizerSpec, state_bytes_per_parameter
 from .kept import ATTENTION, SPLIT_BY_TENSOR, kept_by, kept_channels
@@ -77,7 +78,7 @@ class MemorySplit:
         """HBM of one device, without offloaded bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporaries
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return bytes by purpose and in total."""
         names = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
         return {**{name: getattr(self, name) for name in names}, "total": self.total}

@@ -1,20 +1,24 @@
 """Days, chip-hours and dollars of a whole run on every candidate, with preemption on spot."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ...errors import ConfigError
 from ...hardware import Figure, PriceBook, Slice, public_prices
 from ...hardware.prices import listed_zones
+from ...plain_data import JsonMapping, JsonObject
 from ...runtime.ranges import Range
+from ...shown import Facts
 from .scoring import Scores
 
 SECONDS_PER_DAY = 86_400.0
+Numbers: TypeAlias = Any
+"""A number or an array of them."""
 # A run with less progress than this counts as never finishing.
 LEAST_PROGRESS = 0.01
 MOST_PER_DAY = 1440.0
@@ -31,7 +35,7 @@ _SOURCE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preemption:
+class Preemption(Facts):
     """How often a spot slice is preempted, and how long recovery takes.
 
     The defaults are the only public record that we know, of small slices in 2022. Capacity differs
@@ -50,6 +54,8 @@ class Preemption:
     source: str = _SOURCE
     store_bytes_per_s: float = STORE_BYTES_PER_S
     store_source: str = STORE_SOURCE
+    interval = "Young/Daly, a save and its write counted"
+    _facts = "per_slice_day recovery_s source store_bytes_per_s store_source interval"
 
     def __post_init__(self) -> None:
         Range(0, MOST_PER_DAY).check("preemptions per day", self.per_slice_day, unit="of a slice")
@@ -57,11 +63,11 @@ class Preemption:
         store = Range(_SLOWEST_STORE, _FASTEST_STORE)
         store.check("store_bytes_per_s", self.store_bytes_per_s, unit="bytes a second")
 
-    def write_s(self, saved_bytes: Any) -> Any:
+    def write_s(self, saved_bytes: Numbers) -> Numbers:
         """Return the seconds until a checkpoint of this size is in the store."""
         return saved_bytes / self.store_bytes_per_s
 
-    def up_s(self, num_slices: Any) -> Any:
+    def up_s(self, num_slices: Numbers) -> Numbers:
         """Return the mean seconds between preemptions of slices that work together.
 
         Zero or less if recoveries take the whole day.
@@ -70,8 +76,8 @@ class Preemption:
         return SECONDS_PER_DAY / lost - self.recovery_s
 
     def interval_s(
-        self, save_s: Any, num_slices: Any, *, write_s: Any = 0.0, step_s: Any = 0.0
-    ) -> Any:
+        self, save_s: Numbers, num_slices: Numbers, *, write_s: Numbers = 0.0, step_s: Numbers = 0.0
+    ) -> Numbers:
         """Return the optimal seconds between two checkpoints, at least one step and one write.
 
         Starts from Young's square root, then finds Daly's exact optimum by Newton's method.
@@ -91,8 +97,8 @@ class Preemption:
         return np.maximum(np.maximum(share * up, write_s), step_s)
 
     def progress(
-        self, save_s: Any, num_slices: Any, *, write_s: Any = 0.0, step_s: Any = 0.0
-    ) -> Any:
+        self, save_s: Numbers, num_slices: Numbers, *, write_s: Numbers = 0.0, step_s: Numbers = 0.0
+    ) -> Numbers:
         """Return the share of time that is neither saving, recovering nor repeated work.
 
         With exponentially distributed times between preemptions, a mean of `exp(-write / up) /
@@ -106,7 +112,9 @@ class Preemption:
             kept = kept * np.exp(-np.asarray(write_s) / alive)
         return np.where(up > 0, kept / (alive + self.recovery_s), 0.0)
 
-    def waste(self, save_s: Any, num_slices: Any, *, write_s: Any = 0.0, step_s: Any = 0.0) -> Any:
+    def waste(
+        self, save_s: Numbers, num_slices: Numbers, *, write_s: Numbers = 0.0, step_s: Numbers = 0.0
+    ) -> Numbers:
         """Return the share of time without progress; 1 if the run would never finish."""
         kept = self.progress(save_s, num_slices, write_s=write_s, step_s=step_s)
         return np.where(kept < LEAST_PROGRESS, 1.0, 1.0 - kept)
@@ -134,17 +142,6 @@ class Preemption:
         whole_s = save_s + write_s
         return f"{words}; no recovery is short enough, each save takes {whole_s:.3g} s"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rates as plain data."""
-        return {
-            "per_slice_day": self.per_slice_day,
-            "recovery_s": self.recovery_s,
-            "source": self.source,
-            "store_bytes_per_s": self.store_bytes_per_s,
-            "store_source": self.store_source,
-            "interval": "Young/Daly, a save and its write counted",
-        }
-
 
 def _most(does: Callable[[float], bool], high: float) -> float:
     """Return the largest number up to `high` that `does` accepts, by bisection."""
@@ -158,8 +155,6 @@ def _most(does: Callable[[float], bool], high: float) -> float:
 ON_DEMAND = "on_demand"
 SPOT = "spot"
 RESERVED = "reserved"  # tiers of your own, such as "reserved-1y", begin with it
-
-Numbers = Any  # a number or an array of them
 
 
 @dataclass(frozen=True)
@@ -185,7 +180,7 @@ class Market:
         spot: bool = False,
         tier: str | None = None,
         regions: Sequence[str] = (),
-        rates: Mapping[str, Any] | str | Path | None = None,
+        rates: JsonMapping | str | Path | None = None,
         preemption: Preemption | None = None,
     ) -> "Market":
         """Return the market from the arguments of `plan`; user rates override public prices.
@@ -217,7 +212,7 @@ class Market:
             return quotes[0][0], None
         return min(known, key=lambda quote: quote[0].value or 0.0)
 
-    def launch_terms(self, on: Slice) -> dict[str, Any]:
+    def launch_terms(self, on: Slice) -> JsonObject:
         """Return the `launch:` settings with which a launch gets the quoted capacity and price.
 
         Zones are those of the quoted region, then of other allowed regions at no higher price. The
@@ -225,7 +220,7 @@ class Market:
         the rate is the user's own.
         """
         price, region = self.quote(on)
-        terms: dict[str, Any] = {}
+        terms: JsonObject = {}
         if self.tier == SPOT:
             terms["spot"] = True
         elif self.tier.startswith(RESERVED):
@@ -285,7 +280,7 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     where = [mesh.slice for mesh in candidates.meshes]
     quotes = {on: market.quote(on) for on in dict.fromkeys(where)}
     host = {on: host_bytes_per_s(on) for on in quotes}
-    state: Any = scores.memory.weights + scores.memory.optimizer
+    state: Numbers = scores.memory.weights + scores.memory.optimizer
     save_s = state / candidates.of_mesh([host[on] for on in where])
     write_s = market.preemption.write_s(scores.saved_bytes)
     waste = np.zeros(len(candidates))

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ...hardware import Figure, Slice, model_flop_utilization, peak_of_products
 from ...hardware.formats import PeakName
 from ...job.job import Job
-from ...shown import Shown
+from ...plain_data import JsonMapping, JsonObject
+from ...shown import Facts, Shown
 from ..cost.money import SECONDS_PER_DAY, Preemption, run_s
 
 STEP_MODEL = "tpukit's step model"
@@ -16,7 +16,7 @@ MEMORY_MODEL = "tpukit's memory model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class Verified(Facts):
     """The compiler's result for a choice.
 
     Attributes:
@@ -28,10 +28,9 @@ class Verified:
     memory_bytes: int | None = None
     step_time_s: float | None = None
     reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
-        return {**vars(self), "memory_origin": "compiler", "step_origin": "model of the schedule"}
+    memory_origin = "compiler"
+    step_origin = "model of the schedule"
+    _facts = "* memory_origin step_origin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +70,16 @@ class Choice(Shown):
     write_s: float = 0.0
     correction: float = 1.0
     verified: Verified | None = None
+    _facts = (
+        "slice=slice.name chips=slice.chips mesh batch_size microbatches=job.microbatches remat "
+        "precision optimizer=job.train.optimizer moment_dtype=job.train.moment_dtype job "
+        "memory_bytes memory_origin=hbm.origin memory_by_purpose_model=memory usable_bytes "
+        "host_bytes modelled_step_s correction step_time_s step_origin=step_time.origin "
+        "step_source=step_time.source seconds_by_cause_model=seconds_by_cause steps "
+        "tokens_per_step model_flops tokens_per_s_per_chip mfu mfu_peak "
+        "mfu_most_measured=most_measured extrapolates days chip_hours usd usd_per_chip_hour "
+        "region preemption_waste=waste save_s write_s checkpoint_interval_s verified"
+    )
 
     @property
     def slice(self) -> Slice:
@@ -219,54 +228,13 @@ class Choice(Shown):
         every = max(1, round(interval / self.step_time_s))
         return replace(self, job=self.job.replace({"train.checkpoint_every": every}))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every figure with its origin."""
-        job = self.job
-        return {
-            "slice": str(self.slice),
-            "chips": self.slice.chips,
-            "mesh": dict(self.mesh),
-            "batch_size": self.batch_size,
-            "microbatches": job.microbatches,
-            "remat": self.remat,
-            "precision": self.precision,
-            "optimizer": job.train.optimizer,
-            "moment_dtype": job.train.moment_dtype,
-            "job": job.to_dict(),
-            "memory_bytes": self.memory_bytes,
-            "memory_origin": self.hbm.origin,
-            "memory_by_purpose_model": self.memory,
-            "usable_bytes": self.usable_bytes,
-            "host_bytes": self.host_bytes,
-            "modelled_step_s": self.modelled_step_s,
-            "correction": self.correction,
-            "step_time_s": self.step_time_s,
-            "step_origin": self.step_time.origin,
-            "step_source": self.step_time.source,
-            "seconds_by_cause_model": self.seconds_by_cause,
-            "steps": self.steps,
-            "tokens_per_step": self.tokens_per_step,
-            "model_flops": self.model_flops,
-            "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
-            "mfu": self.mfu,
-            "mfu_peak": self.mfu_peak,
-            "mfu_most_measured": self.most_measured.to_dict(),
-            "extrapolates": self.extrapolates,
-            "days": self.days,
-            "chip_hours": self.chip_hours,
-            "usd": self.usd.to_dict(),
-            "usd_per_chip_hour": self.usd_per_chip_hour.to_dict(),
-            "region": self.region,
-            "preemption": None if self.preemption is None else vars(self.preemption),
-            "preemption_waste": self.waste,
-            "save_s": self.save_s,
-            "write_s": self.write_s,
-            "checkpoint_interval_s": self.checkpoint_interval_s,
-            "verified": None if self.verified is None else self.verified.to_dict(),
-        }
+        preemption = None if self.preemption is None else vars(self.preemption)
+        return {**super().to_dict(), "preemption": preemption}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Choice":
+    def from_dict(cls, data: JsonMapping) -> "Choice":
         """Read what `to_dict` wrote; derived figures are computed again."""
         verified = data["verified"]
         derived = ("memory_origin", "step_origin")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
+from ...shown import Facts
 from ..amounts import days_text
 from ..cost.money import Costs, Preemption
 from ..cost.scoring import Scores
@@ -15,7 +15,7 @@ from .objectives import SAME, Judgement, PlanLimits
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Facts):
     """Slices of one generation that fail for the same reason."""
 
     slices: tuple[str, ...]
@@ -27,10 +27,6 @@ class Rejection:
         if len(self.slices) == 1:
             return self.slices[0]
         return f"{self.slices[0]} … {self.slices[-1]} ({len(self.slices)} slices)"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rejection as plain data."""
-        return {"slices": list(self.slices), "reason": self.reason}
 
 
 def find_rejections(

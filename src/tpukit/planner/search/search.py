@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ...hardware.formats import spelled_as
 from ...hardware.mesh_sizes import refill_mesh
 from ...hardware.rates import Accuracy
 from ...models.transformer.config import OPERANDS
+from ...plain_data import JsonObject
 from ...runtime.ranges import COUNT
 from ...step.optimizer_spec import OptimizerSpec
 from ..amounts import days_text
@@ -150,7 +150,7 @@ class Search:
         quote, region = costs.quotes[on]
         precision = PRECISIONS[candidates.precision[index]]
         optimizer = candidates.optimizers[candidates.optimizer[index]]
-        model: dict[str, Any] = {}
+        model: JsonObject = {}
         if precision != subject.precision:
             matmul = spelled_as(precision, OPERANDS) or "dtype"
             changes = {**subject.job.model_changes, "matmul": matmul}
@@ -284,7 +284,7 @@ def replaced(search: Search, objective: ObjectiveName) -> Search:
     return replace(search, ask=replace(search.ask, objective=objective))
 
 
-def optimizer_settings(optimizer: OptimizerSpec) -> dict[str, Any]:
+def optimizer_settings(optimizer: OptimizerSpec) -> JsonObject:
     """Return the `train:` settings of an optimizer that differ from the defaults."""
     usual = OptimizerSpec()
     name = {} if optimizer.name == usual.name else {"optimizer": optimizer.name}

@@ -16,6 +16,7 @@ from ...models.presets import list_presets, presets
 from ...models.remat.policy import FULL, NONE
 from ...models.transformer.accounting import count_flops_per_token
 from ...models.transformer.config import OPERANDS, TransformerConfig
+from ...plain_data import JsonObject
 from ...runtime.ranges import Range
 from ..cost.model_shape import ModelShape, shape_of
 
@@ -76,7 +77,7 @@ class PlannedModel:
         return quantized.stat().st_size if quantized is not None and quantized.is_file() else None
 
     @property
-    def fine_tuning(self) -> dict[str, Any]:
+    def fine_tuning(self) -> JsonObject:
         """The `train:` settings of fine-tuning; empty if all parameters are trained."""
         if self.lora is None:
             return {}
@@ -155,7 +156,7 @@ def _own_model(name: str | None, job: Job, sequence_length: int | None) -> Plann
     )
 
 
-def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
+def _as_preset(config: TransformerConfig) -> tuple[str, JsonObject]:
     """Return a preset and the fields to change in it to get `config`."""
     name = config.name if config.name in list_presets() else _ANY_PRESET
     usual = presets()[name].config.to_dict()

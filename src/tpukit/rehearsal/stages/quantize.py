@@ -43,6 +43,8 @@ class Quantize(StageResult):
     model: TrainedModel
     parameters: int
     file_bytes: int
+    format = FORMAT
+    _facts = "format file_bytes report"
 
     @property
     def sentence(self) -> str:
@@ -78,10 +80,6 @@ class Quantize(StageResult):
                 remark="scales and headers are extra",
             ),
         )
-
-    def to_dict(self) -> JsonObject:
-        """Return the result as plain data."""
-        return {"format": FORMAT, "file_bytes": self.file_bytes, "report": self.report.to_dict()}
 
 
 class QuantizeStage:

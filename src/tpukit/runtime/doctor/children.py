@@ -3,17 +3,18 @@
 import time
 from typing import Any
 
+from ...plain_data import JsonObject
 from ..child import serve_request
 
 SIZE = 512
 
 
-def run_task(request: dict[str, Any]) -> dict[str, Any]:
+def run_task(request: JsonObject) -> JsonObject:
     """Run the task that a request names: "compile" or "open devices"."""
     return compile_matmul(request) if request["task"] == "compile" else open_devices()
 
 
-def compile_matmul(request: dict[str, Any]) -> dict[str, Any]:
+def compile_matmul(request: JsonObject) -> JsonObject:
     """Compile a small sharded matmul for a topology, and describe the devices."""
     import jax
     import jax.numpy as jnp
@@ -37,7 +38,7 @@ def compile_matmul(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def open_devices() -> dict[str, Any]:
+def open_devices() -> JsonObject:
     """Open this machine's devices with jax, and describe them."""
     import jax
 

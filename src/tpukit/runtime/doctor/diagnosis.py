@@ -3,14 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import psutil
 
 from ...hardware.detect import detect_accelerators
-from ...shown import MappedResult
+from ...shown import MappedResult, Renderable
 from . import compiler, devices, resources, software, variables
 from .finding import Check, DoctorFinding, Severity, Site, Topic
 
@@ -37,6 +37,7 @@ class Diagnosis(MappedResult):
     machine: str
     findings: tuple[DoctorFinding, ...]
     has_tpu: bool = False
+    _facts = "summary healthy machine has_tpu findings"
 
     @property
     def healthy(self) -> bool:
@@ -58,17 +59,7 @@ class Diagnosis(MappedResult):
         """Return the findings of one severity."""
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as plain data."""
-        return {
-            "summary": self.summary,
-            "healthy": self.healthy,
-            "machine": self.machine,
-            "has_tpu": self.has_tpu,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

@@ -7,9 +7,10 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from ...errors import FlagError
+from ...plain_data import JsonMapping, JsonObject
 from ..ranges import Range
 
 Group = Literal["fusion", "async_collective", "megacore", "latency_hiding"]
@@ -89,11 +90,11 @@ def published_ranges() -> Mapping[str, Range]:
     return {name: Range(*ends) for name, ends in _read("descriptions.toml")["ranges"].items()}
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> JsonObject:
     return tomllib.loads(resources.files("tpukit.runtime.flags").joinpath("data", name).read_text())
 
 
-def _fields(entry: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+def _fields(entry: JsonMapping, sources: Mapping[str, str]) -> JsonObject:
     generations = entry.get("generations")
     return {
         **entry,
@@ -213,12 +214,12 @@ class Flag:
             return Range(max(held.low, _SMALLEST_AMOUNT), held.high)
         return held
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every field as plain data, with the environment variable."""
         return {**asdict(self), "variable": self.variable}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Flag":
+    def from_dict(cls, data: JsonMapping) -> "Flag":
         """Read the data of `to_dict`."""
         fields = {name: data[name] for name in cls.__slots__}
         fields.update(parsers=tuple(data["parsers"]), choices=tuple(data["choices"]))

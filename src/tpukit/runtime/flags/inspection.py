@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ...errors import FlagError, XLACompilationError
 from ...hardware import Slice, get_chip, list_slices
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Renderable, Shown
 from ..child import ChildError, offline_environment, run_child
 from .flag import (
     VARIABLES,
@@ -51,6 +51,7 @@ class FlagReport(Shown):
     conflict: str | None
     known_to: str
     compiled_for: str | None = None
+    _facts = "ok flags=verdicts conflict known_to compiled_for"
 
     @property
     def ok(self) -> bool:
@@ -62,17 +63,7 @@ class FlagReport(Shown):
         """The valid flags, by name."""
         return {verdict.name: verdict.value for verdict in self.verdicts if verdict.problem is None}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data."""
-        return {
-            "ok": self.ok,
-            "flags": [asdict(verdict) for verdict in self.verdicts],
-            "conflict": self.conflict,
-            "known_to": self.known_to,
-            "compiled_for": self.compiled_for,
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 
@@ -200,7 +191,7 @@ class FlagExplanation(Shown):
             return published_descriptions()[self.flag.name]
         return self.used_by[0].reason if self.used_by else NO_DESCRIPTION
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Every field as plain data."""
         return {
             **self.flag.to_dict(),
@@ -227,7 +218,7 @@ class FlagExplanation(Shown):
             ],
         }
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.table import Table
 
         flag = self.flag
@@ -344,5 +335,5 @@ def smallest_slice(generation: str) -> Slice:
     return next(target for target in list_slices(name) if target.devices >= FEWEST_DEVICES)
 
 
-def _topology(target: Slice) -> dict[str, Any]:
+def _topology(target: Slice) -> JsonObject:
     return {"topology": target.libtpu_topology, "topology_options": target.libtpu_options}

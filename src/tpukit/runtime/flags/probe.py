@@ -8,7 +8,6 @@ import glob
 import mmap
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from google.protobuf.message import DecodeError
 from ...exit_codes import ExitCode
 from ...hardware import Slice
 from ...hardware.catalog import SLICE_FOR_LIBTPU
+from ...plain_data import JsonMapping, JsonObject
 from ..child import serve_request
 from ..protobuf_messages import message_classes
 
@@ -108,7 +108,7 @@ KIND_OF_TYPE: dict[int, str] = {
 }
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+def answer(request: JsonMapping) -> JsonObject:
     """Answer the question named in `request`."""
     match request["question"]:
         case "try on jaxlib":
@@ -151,7 +151,7 @@ def _try_on_jaxlib(text: str) -> str:
     return log
 
 
-def _describe_jaxlib() -> dict[str, Any]:
+def _describe_jaxlib() -> JsonObject:
     """Return candidate names, and the defaults of those that are fields of DebugOptions."""
     import jaxlib
     from jaxlib import xla_client
@@ -201,7 +201,7 @@ def _default(field: MessageField, value: bool | int | bytes) -> str | None:
     return str(value)
 
 
-def _describe_libtpu(folder: str) -> dict[str, Any]:
+def _describe_libtpu(folder: str) -> JsonObject:
     """Return every flag name, the defaults, and the flags that one compile may set."""
     import libtpu  # pyright: ignore[reportMissingImports] - an optional extra
 
@@ -233,7 +233,7 @@ def _describe_libtpu(folder: str) -> dict[str, Any]:
     }
 
 
-def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
+def _compile(request: JsonMapping) -> JsonObject:
     """Compile a small sharded matmul for each topology; return the compiler's refusals."""
     refused: dict[str, str] = {}
     for trial in request["trials"]:
@@ -244,7 +244,7 @@ def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"refused": refused}
 
 
-def _refusal(lowered: Any, options: Mapping[str, Any]) -> str | None:
+def _refusal(lowered: Any, options: JsonMapping) -> str | None:
     import jax
 
     try:
@@ -280,7 +280,7 @@ def _lower(topology: Any, *, rows: int) -> Any:
     return step.trace(weights, inputs).lower(lowering_platforms=("tpu",))
 
 
-def _topology(name: str, options: Mapping[str, Any]) -> Any:
+def _topology(name: str, options: JsonMapping) -> Any:
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(topology_name=name, platform="tpu", **options)

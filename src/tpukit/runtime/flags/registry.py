@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ...errors import FlagError, MissingExtraError
+from ...plain_data import JsonMapping, JsonObject
 from ...shown import Shown
 from ..files import cache_folder, private_folder, write_json
 from ..versions import NOT_INSTALLED, installed_version
@@ -149,7 +149,7 @@ class FlagRegistry(Shown, Mapping[str, Flag]):
             if wanted in name.lower() and (parser is None or parser in flag.parsers)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every flag as plain data, also for the file on disk."""
         return {
             "jaxlib": self.jaxlib_version,
@@ -204,7 +204,7 @@ def registry_path(jaxlib_version: str, libtpu_version: str | None) -> Path:
     return cache_folder("flags") / name
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: Path) -> JsonObject | None:
     """Return the contents of the file, or None if it is missing or damaged."""
     try:
         data = json.loads(path.read_text())
@@ -213,7 +213,7 @@ def _load(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
-def _store(path: Path, data: Mapping[str, Any]) -> bool:
+def _store(path: Path, data: JsonMapping) -> bool:
     """Write the file atomically; return False if the folder is not writable."""
     try:
         private_folder(path.parent)

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import FlagError
-from ...shown import Shown
+from ...plain_data import JsonObject
+from ...shown import Renderable, Shown
 from ..environment import jax_state
 from . import reading
 from .flag import VARIABLES, BundleFlag, Flag, exclusive_flags
@@ -55,17 +56,7 @@ class FlagRecord(Shown):
     skipped: tuple[SkippedFlag, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data."""
-        return {
-            "applied": [asdict(flag) for flag in self.applied],
-            "variables": dict(self.variables),
-            "takes_effect": self.takes_effect,
-            "skipped": [asdict(flag) for flag in self.skipped],
-            "notes": list(self.notes),
-        }
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 
@@ -85,12 +76,9 @@ class FlagListing(Shown):
 
     flags: tuple[Flag, ...]
     known_to: str
+    _facts = "known_to flags"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data."""
-        return {"known_to": self.known_to, "flags": [flag.to_dict() for flag in self.flags]}
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.text import Text
 
@@ -112,7 +100,7 @@ class BundleListing(Shown):
     flags: tuple[BundleFlag, ...]
     skipped: tuple[SkippedFlag, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Every field as plain data."""
         return {
             "level": self.level,
@@ -125,7 +113,7 @@ class BundleListing(Shown):
             "skipped": [asdict(flag) for flag in self.skipped],
         }  # fmt: skip
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Renderable:
         from rich.console import Group
         from rich.padding import Padding
         from rich.text import Text

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigError, did_you_mean
+from ...plain_data import JsonObject
 
 _SAYS_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 _PATIENCE_S = 20.0
@@ -136,13 +136,13 @@ def parse_toolchain(name: str) -> Toolchain:
 
 
 @cache
-def tried() -> list[dict[str, Any]]:
+def tried() -> list[JsonObject]:
     """Return the facts about the versions of jax that were tried, the newest first."""
     data = resources.files("tpukit.runtime.toolchains").joinpath("data", "tried.toml")
     return tomllib.loads(data.read_text(encoding="utf-8"))["tried"]
 
 
-def _nearest(jax: str) -> dict[str, Any]:
+def _nearest(jax: str) -> JsonObject:
     """Return the row of the same minor version, else of the newest before it, else the oldest."""
     series = _order(jax)[:2]
     return next((row for row in tried() if _order(row["jax"])[:2] <= series), tried()[-1])

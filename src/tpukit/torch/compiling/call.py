@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ...models.adapters.protocol import ModelInputs, Variables
 from ...models.adapters.torch_module.adapter import TorchAdapter, TorchModel
@@ -34,7 +35,7 @@ class CallKind:
         training: For each submodule, whether it is in training mode.
     """
 
-    tree: Any
+    tree: PyTree
     leaves: "tuple[TensorKind | ConstantArgument, ...]"
     training: tuple[bool, ...]
 
@@ -138,7 +139,7 @@ class CallReader:
         training = tuple(part.training for part in self._parts)
         return ModuleCall(CallKind(tree, kinds, training), tensors)
 
-    def call(self, module: "torch.nn.Module", arguments: dict[str, Any]) -> Any:
+    def call(self, module: "torch.nn.Module", arguments: dict[str, Any]) -> PyTree:
         """Call the module with arguments by name, positional or not."""
         bound = inspect.BoundArguments(self._signature, arguments)  # pyright: ignore[reportArgumentType]  a dict is ordered
         return module(*bound.args, **bound.kwargs)
@@ -184,7 +185,7 @@ def find_changes(old: CallKind, new: CallKind) -> list[ArgumentChange]:
     ]
 
 
-def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_arguments(sample_inputs: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Convert sample inputs, a tensor, tuple, list or dict, to positional and keyword arguments."""
     if isinstance(sample_inputs, Mapping):
         return (), dict(sample_inputs)  # pyright: ignore[reportUnknownVariableType]  names are text
@@ -202,10 +203,10 @@ _TENSOR = object()  # marks the position of a tensor
 class Result:
     """Structure of a forward's outputs, with the values that are not tensors."""
 
-    tree: Any
-    leaves: tuple[Any, ...]
+    tree: PyTree
+    leaves: tuple[PyTree, ...]
 
-    def outputs(self, arrays: Sequence[jax.Array]) -> Any:
+    def outputs(self, arrays: Sequence[jax.Array]) -> PyTree:
         """Return the outputs as the module returns them, with torch tensors."""
         trees = torch_trees()
 

@@ -19,6 +19,7 @@ from ...hardware import Slice
 from ...job.compiler_flags import compiler_options
 from ...models.adapters.torch_module.environment import environment
 from ...models.adapters.torch_module.state import ModuleState
+from ...plain_data import JsonObject
 from ...training.recompile import ArgumentChange, enable_compilation_cache
 from ..batches import TorchInputs
 from ..config import tpu_settings
@@ -117,7 +118,7 @@ class Recompilation:
     changes: tuple[ArgumentChange, ...]
     compile_s: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data, with the reason as text."""
         return {
             "model": self.model,
@@ -238,7 +239,7 @@ class XLACompiler:
         logger.info("checked", extra=facts)
         return result
 
-    def get_compilation_stats(self) -> dict[str, Any]:
+    def get_compilation_stats(self) -> JsonObject:
         """Return counts since this compiler was created.
 
         `compilation_cache` has hits, misses, size, max_size, evictions, expirations, hit_rate.
@@ -265,7 +266,7 @@ class XLACompiler:
         logger.info("cache cleared", extra={"entries": len(self._cache)})
         self._cache.clear()
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> JsonObject:
         """Return the configuration's options for the TPU compiler; none on other backends."""
         if jax.default_backend() != "tpu":
             return {}
@@ -273,7 +274,7 @@ class XLACompiler:
         return compiler_options(self.settings, generation=None if chip is None else chip.name)
 
     def _build(
-        self, compiled: CompiledModel, call: ModuleCall, options: dict[str, Any]
+        self, compiled: CompiledModel, call: ModuleCall, options: JsonObject
     ) -> ForwardProgram:
         changes = self._changes_since(compiled, call)
         self._warn_of_narrowing(compiled, call)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Slice
 from ...job.config import TPUConfig
@@ -33,7 +34,7 @@ def job_for(
     settings: TorchTPUConfig,
     on: Slice | str,
     model: "torch.nn.Module",
-    sample_inputs: Any,
+    sample_inputs: PyTree,
     *,
     loss: TorchLoss | None = None,
     changes: Mapping[str, Any],
@@ -78,7 +79,7 @@ class _Sample:
     signature: inspect.Signature
 
     @classmethod
-    def read(cls, model: "torch.nn.Module", sample_inputs: Any) -> "_Sample":
+    def read(cls, model: "torch.nn.Module", sample_inputs: PyTree) -> "_Sample":
         import torch
 
         arguments, named = as_arguments(sample_inputs)
@@ -111,7 +112,7 @@ class _Sample:
 
 
 def _forward(sample: _Sample, loss: TorchLoss | None) -> Callable[[Any, Mapping[str, Any]], Any]:
-    def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> Any:
+    def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> PyTree:
         given = {name: batch[name] for name in sample.own}
         # Not the module's signature here, because with checkpoints its forward is another function.
         bound = inspect.BoundArguments(
@@ -152,7 +153,7 @@ def _output_shapes(model: TorchModel, batch: dict[str, jax.ShapeDtypeStruct]) ->
     adapter = TorchAdapter(model, ModelInputs(tuple(batch), batch))
     variables = Variables(*adapter.state.shapes())
 
-    def run(variables: Variables, batch: Any) -> Any:
+    def run(variables: Variables, batch: PyTree) -> PyTree:
         key = jax.random.key(0)
         return adapter.apply(variables, batch, rng=key, execution=Execution()).outputs
 

@@ -19,6 +19,7 @@ from ....pages.parts import (
     table,
     warning,
 )
+from ....plain_data import JsonObject
 from ...host_memory import USES
 from ..schema import Report
 from .time import op_cell
@@ -44,7 +45,7 @@ def memory_section(report: Report) -> PageSection:
     )
 
 
-def _bar(memory: dict[str, Any]) -> Markup:
+def _bar(memory: JsonObject) -> Markup:
     total, usable = memory["total_bytes"], memory.get("usable_bytes")
     pieces = [
         BarPiece(_kind(name), float(amount), f"{name}: {bytes_text(amount)}")
@@ -60,7 +61,7 @@ def _bar(memory: dict[str, Any]) -> Markup:
     return stacked_bar(pieces, whole=max(total, usable or 0), label=label, marks=marks)
 
 
-def _purposes(memory: dict[str, Any]) -> Markup:
+def _purposes(memory: JsonObject) -> Markup:
     total = memory["total_bytes"]
     rows: list[Sequence[Child]] = [
         (
@@ -83,7 +84,7 @@ def _purposes(memory: dict[str, Any]) -> Markup:
     return table(columns, rows, caption="HBM by purpose")
 
 
-def _hosts(hosts: dict[str, Any] | None) -> Markup:
+def _hosts(hosts: JsonObject | None) -> Markup:
     """Return the memory of a host by use."""
     if not hosts:
         return join()
@@ -104,7 +105,7 @@ def _hosts(hosts: dict[str, Any] | None) -> Markup:
     return join(shown, warning(sentence) if hosts["fits"] is False else tag("p", sentence))
 
 
-def _findings(memory: dict[str, Any]) -> list[Markup]:
+def _findings(memory: JsonObject) -> list[Markup]:
     return [
         warning(
             tag("strong", finding["kind"]),
@@ -115,7 +116,7 @@ def _findings(memory: dict[str, Any]) -> list[Markup]:
     ]
 
 
-def _curve(memory: dict[str, Any]) -> Markup:
+def _curve(memory: JsonObject) -> Markup:
     curve, peak = memory.get("curve"), memory.get("peak")
     if not curve or not peak:
         return absent("The compiler listed no schedule, so there is no curve of live memory.")
@@ -190,7 +191,7 @@ def _scale(top: float, place: Any, length: int) -> list[Markup]:
     return drawn
 
 
-def _buffers(memory: dict[str, Any]) -> Markup:
+def _buffers(memory: JsonObject) -> Markup:
     buffers = memory.get("buffers") or []
     if not buffers:
         return absent("The compiler listed no buffers.")
@@ -206,7 +207,7 @@ def _buffers(memory: dict[str, Any]) -> Markup:
     return long_table(columns, rows, caption="Largest buffers", rest="smaller buffers")
 
 
-def _buffer_row(one: dict[str, Any]) -> Sequence[Child]:
+def _buffer_row(one: JsonObject) -> Sequence[Child]:
     waste = one["padding_bytes"]
     shape = tag(
         "div", tag("code", one["shape"]), tag("div", one["layout"], class_="path"), class_="op"

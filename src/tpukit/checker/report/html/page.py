@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ....compiler.timeline import TrackSpan
 from ....hardware.figure import ORIGINS, bytes_text, count_text, flops_text, seconds_text
@@ -23,6 +23,7 @@ from ....pages.parts import (
     section,
     table,
 )
+from ....plain_data import JsonMapping, JsonObject
 from ....runtime.files import write_output
 from ..schema import Report, as_report, reads_report, spans_of
 from .memory import memory_section
@@ -34,7 +35,7 @@ _COMPILED = {True: "✓\u00a0fits", False: "✗\u00a0too\u00a0large", None: "not
 
 
 def write_html(
-    report: Mapping[str, Any], path: Path, *, spans: Sequence[TrackSpan] | None = None
+    report: JsonMapping, path: Path, *, spans: Sequence[TrackSpan] | None = None
 ) -> Path:
     """Write a report as one self-contained HTML file.
 
@@ -51,7 +52,7 @@ def write_html(
 
 
 @reads_report
-def render_html(report: Mapping[str, Any], spans: Sequence[TrackSpan] | None = None) -> str:
+def render_html(report: JsonMapping, spans: Sequence[TrackSpan] | None = None) -> str:
     """Return the page as text."""
     known = as_report(report)
     spans = spans_of(known) if spans is None else spans
@@ -117,7 +118,7 @@ def about_section(report: Report) -> PageSection:
     )
 
 
-def _compile(compiled: Mapping[str, Any]) -> Child:
+def _compile(compiled: JsonMapping) -> Child:
     took = (compiled.get("compile_s") or {}).get("value")
     if took is None:
         return ""
@@ -125,12 +126,12 @@ def _compile(compiled: Mapping[str, Any]) -> Child:
     return tag("p", f"The compiler took {seconds_text(took)}{earlier}. ", badge("measured"))
 
 
-def _list(title: str, values: Mapping[str, Any]) -> Markup:
+def _list(title: str, values: JsonMapping) -> Markup:
     shown = definitions((key, code(_plain(value))) for key, value in values.items())
     return join(tag("h3", title), shown)
 
 
-def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Markup:
+def _fixes(fixes: Sequence[JsonMapping]) -> Markup:
     rows: list[Sequence[Child]] = []
     for fix in fixes:
         verified, estimate = fix["verified"]["value"], fix["estimate"]["value"]
@@ -156,7 +157,7 @@ def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Markup:
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        inside = cast("Mapping[str, Any]", value)
+        inside = cast("JsonMapping", value)
         return "{" + ", ".join(f"{key}: {item}" for key, item in inside.items()) + "}"
     return str(value)
 
@@ -198,7 +199,7 @@ def binding_constraint(report: Report) -> tuple[str, str, str]:
     return BOUND_BY.get(cause, cause), share, "model"
 
 
-def _sentence(memory: dict[str, Any]) -> Markup:
+def _sentence(memory: JsonObject) -> Markup:
     need, have = memory["total_bytes"], memory.get("usable_bytes")
     words = f"{bytes_text(need)} of HBM per device"
     if have:
@@ -242,7 +243,7 @@ def _cards(report: Report) -> list[Markup]:
     ]
 
 
-def _cards_of_several(capture: dict[str, Any]) -> list[Markup]:
+def _cards_of_several(capture: JsonObject) -> list[Markup]:
     """Return the cards of a captured step that consists of several programs."""
     mfu = capture["mfu"]
     runs = " + ".join(f"{one['calls']} × {one['name']}" for one in capture["programs"])
@@ -263,7 +264,7 @@ def _chips_words(report: Report) -> str:
     return f"{chips:,} chips" if chips else ""
 
 
-def capture_section(capture: Mapping[str, Any]) -> PageSection:
+def capture_section(capture: JsonMapping) -> PageSection:
     """Return the section with command, programs and findings of a captured program."""
     hosts = capture["processes"]
     peak = capture["peak_bytes"]["value"]
@@ -288,7 +289,7 @@ def capture_section(capture: Mapping[str, Any]) -> PageSection:
     )
 
 
-def _utilization(capture: Mapping[str, Any]) -> Child:
+def _utilization(capture: JsonMapping) -> Child:
     """Return the share of peak that a step reaches, with and without recomputation."""
     rows: list[Sequence[Child]] = []
     counts = (
@@ -308,7 +309,7 @@ def _utilization(capture: Mapping[str, Any]) -> Child:
     return table(columns, rows, caption="How much of the peak it reaches") if rows else ""
 
 
-def _findings(findings: Sequence[Mapping[str, Any]]) -> Child:
+def _findings(findings: Sequence[JsonMapping]) -> Child:
     if not findings:
         return absent("No Pallas kernel, no callback, no float32 matmul of weight was found.")
     rows: list[Sequence[Child]] = []
@@ -322,7 +323,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Child:
     return table(columns, rows, caption="What it really does")
 
 
-def _programs(listed: Sequence[Mapping[str, Any]], step: Sequence[Mapping[str, Any]]) -> Child:
+def _programs(listed: Sequence[JsonMapping], step: Sequence[JsonMapping]) -> Child:
     calls = {one["name"]: one["calls"] for one in step}
     rows: list[Sequence[Child]] = []
     for one in sorted(listed, key=lambda row: -row["flops"]):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ....compiler.memory.reading import short_op_name
 from ....compiler.timeline import TrackSpan
@@ -10,6 +9,7 @@ from ....hardware.figure import seconds_text
 from ....pages.charts import coordinate
 from ....pages.markup import Markup, join, tag
 from ....pages.parts import PageSection, absent, badge, legend, section
+from ....plain_data import JsonObject
 from ..lanes import (
     NESTING_TRACKS,
     FoldedAxis,
@@ -73,9 +73,7 @@ def timeline_section(spans: Sequence[TrackSpan]) -> PageSection:
     )
 
 
-def timeline_data(
-    spans: Sequence[TrackSpan], memory: Sequence[Sequence[float]] = ()
-) -> dict[str, Any]:
+def timeline_data(spans: Sequence[TrackSpan], memory: Sequence[Sequence[float]] = ()) -> JsonObject:
     """Return the script's data: spans in nanoseconds, texts by number, and live HBM."""
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
     loops = find_loops(spans)
