@@ -5,9 +5,10 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
@@ -15,7 +16,7 @@ from ...plain_data import DAMAGE, MOST_BYTES, JsonMapping, JsonObject, parse_jso
 from ...runtime.files import whole_file
 from ...shown import Renderable, Shown
 
-FORMAT = "tpukit.executable/1"
+FORMAT = "tpukit.executable/2"
 _HEADER, _CODE = "header.json", "executable.bin"
 _WHEN = (1980, 1, 1, 0, 0, 0)  # the same program gives the same file
 
@@ -38,19 +39,6 @@ class ArraySlot:
     memory: str | None = None
     kept: bool = True
 
-    @classmethod
-    def from_dict(cls, data: JsonMapping) -> "ArraySlot":
-        """Read it back from JSON."""
-        spec = data["spec"]
-        return cls(
-            path=data["path"],
-            shape=tuple(data["shape"]),
-            dtype=data["dtype"],
-            spec=None if spec is None else tuple(tuple(names) for names in spec),
-            memory=data["memory"],
-            kept=data["kept"],
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutableHeader(Shown):
@@ -63,7 +51,8 @@ class ExecutableHeader(Shown):
         host: A hash of what the CPU can do, for programs that run on it; "" otherwise.
         devices: Number and, on TPU, place of each device, in the program's order.
         mesh_axes: Name and size of each mesh axis; empty for one device.
-        structure: Of the results, where they are plain tuples, lists and dicts; else None.
+        structure: Of the results, as jax serializes it, in base64; None where they are in other
+            containers than tuples, lists and dicts.
         checksum: SHA-256 of the program's bytes.
     """
 
@@ -77,26 +66,21 @@ class ExecutableHeader(Shown):
     mesh_axes: tuple[tuple[str, int], ...]
     arguments: tuple[ArraySlot, ...]
     results: tuple[ArraySlot, ...]
-    structure: object = field(default=None, repr=False)
+    structure: str | None = field(default=None, repr=False)
     options: JsonMapping = field(default_factory=JsonObject)
     fingerprint: str = ""
     code_bytes: int = 0
     checksum: str = ""
     format: str = FORMAT
 
-    def to_dict(self) -> JsonObject:
-        """Plain data that `from_dict` reads back."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: JsonMapping) -> "ExecutableHeader":
-        """Read what `to_dict` wrote, also after a trip through JSON."""
-        known = {entry.name: data[entry.name] for entry in fields(cls)}
-        known["devices"] = tuple(tuple(device) for device in data["devices"])
-        known["mesh_axes"] = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
-        for part in ("arguments", "results"):
-            known[part] = tuple(ArraySlot.from_dict(one) for one in data[part])
-        return cls(**known)
+        """Read what `to_dict` wrote, also after a trip through JSON.
+
+        Raises:
+            ValueError: A field is missing or of another type.
+        """
+        return TypeAdapter(cls).validate_python(data)
 
     @property
     def target(self) -> str:

@@ -54,10 +54,15 @@ class LoadedStep(Shown):
         self._executable = executable
         self._inputs = [self._sharding(slot) if slot.kept else None for slot in header.arguments]
         self._outputs = [self._sharding(slot) for slot in header.results]
-        self._like = None if like is None else jax.tree.structure(like)
-        if self._like is not None and self._like.num_leaves != len(header.results):
+        if like is not None:
+            self._structure = jax.tree.structure(like)
+        elif header.structure is not None:
+            self._structure = decode_structure(header.structure)
+        else:
+            self._structure = jax.tree.structure([0] * len(header.results))
+        if self._structure.num_leaves != len(header.results):
             raise TPUValidationError(
-                f"like= has {self._like.num_leaves} leaves, and {header.name} gives "
+                f"like= has {self._structure.num_leaves} leaves, and {header.name} gives "
                 f"{len(header.results)} arrays; pass a tree in the structure of its results."
             )
 
@@ -93,11 +98,7 @@ class LoadedStep(Shown):
                 self.header.results, self._outputs, pieces, strict=True
             )
         ]
-        if self._like is not None:
-            return jax.tree.unflatten(self._like, results)
-        if self.header.structure is None:
-            return results
-        return decode_structure(self.header.structure, results)
+        return jax.tree.unflatten(self._structure, results)
 
     def __repr__(self) -> str:
         return f"LoadedStep({self.header.name!r} on {self.header.target})"
@@ -106,7 +107,7 @@ class LoadedStep(Shown):
         return self.header
 
     def to_dict(self) -> JsonObject:
-        """What its file says of it."""
+        """Return what its file says of it."""
         return self.header.to_dict()
 
     def _check(self, paths: list[str]) -> None:

@@ -2,13 +2,17 @@
 
 import hashlib
 import platform
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUValidationError
 from ...plain_data import JsonObject
 from .file import ArraySlot
+
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
 
 
 def describe_program(compiled: Any) -> JsonObject:
@@ -46,7 +50,7 @@ def describe_program(compiled: Any) -> JsonObject:
         "mesh_axes": mesh_axes,
         "arguments": inputs,
         "results": tuple(_slot(path, leaf, leaf.sharding) for path, leaf in results),
-        "structure": encode_structure(jax.tree.unflatten(compiled.out_tree, range(len(results)))),
+        "structure": encode_structure(compiled.out_tree),
     }
 
 
@@ -72,32 +76,19 @@ def host_features() -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def encode_structure(tree: Any) -> Any:
-    """A tree of plain containers with numbered leaves as JSON; None when it has others."""
-    if type(tree) is int:
-        return {"leaf": tree}
-    if tree is None:
-        return {"none": True}
-    if type(tree) in (list, tuple):
-        items = [encode_structure(item) for item in tree]
-        return None if None in items else {type(tree).__name__: items}
-    if type(tree) is dict and all(isinstance(key, str) for key in tree):
-        entries = {key: encode_structure(item) for key, item in tree.items()}
-        return None if None in entries.values() else {"dict": entries}
-    return None
+def encode_structure(tree: "PyTreeDef") -> str | None:
+    """Return a tree's structure as text; None where it has other containers than jax's own."""
+    try:
+        return b64encode(tree.serialize_using_proto()).decode()
+    except ValueError:
+        return None
 
 
-def decode_structure(data: Any, leaves: Sequence[Any]) -> Any:
-    """The tree that `encode_structure` wrote, with `leaves` in it."""
-    kind, inside = next(iter(data.items()))
-    if kind == "leaf":
-        return leaves[inside]
-    if kind == "dict":
-        return {key: decode_structure(item, leaves) for key, item in inside.items()}
-    if kind in ("list", "tuple"):
-        items = [decode_structure(item, leaves) for item in inside]
-        return items if kind == "list" else tuple(items)
-    return None
+def decode_structure(text: str) -> "PyTreeDef":
+    """Return the structure that `encode_structure` wrote."""
+    from jax.tree_util import PyTreeDef, default_registry
+
+    return PyTreeDef.deserialize_using_proto(default_registry, b64decode(text))
 
 
 def _slot(path: Sequence[Any], info: Any, sharding: Any) -> ArraySlot:
