@@ -12,6 +12,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from packaging.version import Version
+
 from ...errors import ConfigError, did_you_mean
 from ...plain_data import JsonObject
 
@@ -144,12 +146,8 @@ def tried() -> list[JsonObject]:
 
 def _nearest(jax: str) -> JsonObject:
     """Return the row of the same minor version, else of the newest before it, else the oldest."""
-    series = _order(jax)[:2]
-    return next((row for row in tried() if _order(row["jax"])[:2] <= series), tried()[-1])
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    series = Version(jax).release[:2]
+    return next((row for row in tried() if Version(row["jax"]).release[:2] <= series), tried()[-1])
 
 
 def _example() -> str:
