@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from ..plain_data import JsonMapping, JsonObject
+from ..plain_data import JsonMapping
 from ..runtime.ranges import COUNT
 from . import job_options as options
 from .check_toolchains import TypedCheck, check_program_toolchains, check_toolchains, end_comparison
@@ -212,19 +212,7 @@ def check(
     from .job_options import lower_function
     from .output import show
 
-    asked = options.changes(
-        set_,
-        on=on,
-        batch_size=batch,
-        sequence_length=sequence,
-        mesh=mesh,
-        strategy=strategy,
-        remat=remat,
-        train__optimizer=optimizer,
-        train__moment_dtype=moment_dtype,
-        microbatches=microbatches,
-        attention=attention,
-    )
+    asked = options.job_changes(called)
     if toolchain is not None:
         switches = {"--memory-only": memory_only, "--no-cache": no_cache}
         typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
@@ -251,7 +239,7 @@ def check(
             write_pages(found, html, say)
         show(found, json=json)
         raise typer.Exit(found.exit_code)
-    how: JsonObject = {
+    how: dict[str, Any] = {
         "memory_only": memory_only,
         "timeout_s": timeout,
         "use_cache": not no_cache,

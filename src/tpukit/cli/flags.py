@@ -4,13 +4,12 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
 from ..exit_codes import ExitCode
-from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT, SECONDS, Range
 from . import job_options as options
 from .job_options import Json
@@ -197,7 +196,7 @@ def tune(
     say = Announcer()
     typed = command_behind(called)
     kept = typed is None and is_kept(target)
-    how: JsonObject = {
+    how: dict[str, Any] = {
         "budget": budget,
         "seconds": seconds,
         "beam": beam,
@@ -227,18 +226,8 @@ def tune(
     from ..checker.compiling import lower_job
     from .job_options import lower_function
 
-    wanted = options.changes(
-        set_,
-        on=on,
-        batch_size=batch,
-        sequence_length=sequence,
-        mesh=mesh,
-        strategy=strategy,
-        remat=remat,
-        train__optimizer=optimizer,
-        train__moment_dtype=moment_dtype,
-        microbatches=microbatches,
-        attention=attention,
+    wanted = options.job_changes(
+        called,
         options=options.compiler_options(flags),
     )
     with refusals_as_exit_codes():

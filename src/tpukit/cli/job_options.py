@@ -149,6 +149,27 @@ def changes(assignments: list[str] | None, **typed: Any) -> JsonObject:
     return {**parse_assignments(assignments or ()), **stated}
 
 
+# Options of a job that check, flags tune and train all have: parameter of the command -> job key.
+_OF_JOB = {
+    "on": "on",
+    "batch": "batch_size",
+    "sequence": "sequence_length",
+    "mesh": "mesh",
+    "strategy": "strategy",
+    "remat": "remat",
+    "optimizer": "train.optimizer",
+    "moment_dtype": "train.moment_dtype",
+    "microbatches": "microbatches",
+    "attention": "attention",
+}
+
+
+def job_changes(called: typer.Context, **more: Any) -> JsonObject:
+    """Return the changes to a job that a command has options for; `more` is as in `changes`."""
+    typed = {key: called.params[name] for name, key in _OF_JOB.items()}
+    return changes(called.params["set_"], **typed, **more)
+
+
 def mesh_here(text: str) -> "DeviceMesh":
     """Return the mesh that was typed, over the devices of this process."""
     from ..hardware.mesh_sizes import parse_mesh

@@ -44,6 +44,7 @@ Debug = Annotated[bool, typer.Option(help="Run without jit, and stop at the firs
 
 
 def train(
+    called: typer.Context,
     target: options.Target,
     data: options.Data = None,
     steps: options.Steps = None,
@@ -71,18 +72,8 @@ def train(
     """Train; exit 0 done or stopped, 3 diverged, 4 out of memory, 200, 201, 205: start again."""
     from ..job.reading import read_job
 
-    asked = options.changes(
-        set_,
-        on=on,
-        batch_size=batch,
-        sequence_length=sequence,
-        mesh=mesh,
-        strategy=strategy,
-        remat=remat,
-        microbatches=microbatches,
-        attention=attention,
-        train__optimizer=optimizer,
-        train__moment_dtype=moment_dtype,
+    asked = options.job_changes(
+        called,
         train__data=data,
         train__steps=steps,
         train__run_dir=None if run_dir is None else str(run_dir),
