@@ -35,8 +35,8 @@ class Facts:
 
     A class whose JSON differs from its fields lists the names in `_facts`, in the order of the
     JSON: fields, properties or class attributes. `key=path` is a key in the JSON and the attribute
-    it is read from, with dots for attributes of attributes; `*` is every field. Values are
-    converted by `plain_value`.
+    it is read from, with dots for attributes of attributes. `*` is every field, and `**path` adds
+    the keys of that attribute. Values are converted by `plain_value`.
 
     Example:
         >>> @dataclasses.dataclass
@@ -56,7 +56,11 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
-        return {key: plain_value(read(self)) for key, read in _readers(type(self))}
+        found: dict[str, Any] = {}
+        for key, read in _readers(type(self)):
+            value = plain_value(read(self))
+            found |= value if key.startswith("**") else {key: value}
+        return found
 
 
 @cache
@@ -70,7 +74,7 @@ def _readers(kind: type[Facts]) -> Sequence[tuple[str, Callable[[Facts], Any]]]:
             paths |= {field.name: field.name for field in fields}
             continue
         key, _, path = word.partition("=") if isinstance(word, str) else (word[0], "", word[1])
-        paths[key] = path or key
+        paths[key] = path or key.lstrip("*")
     return [(key, attrgetter(path)) for key, path in paths.items()]
 
 

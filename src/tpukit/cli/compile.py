@@ -27,12 +27,7 @@ class _CompileAnswer(Shown):
     compiled: "CompiledStep"
     prediction: "StepPrediction | None"
     no_prediction: str
-
-    def to_dict(self) -> JsonObject:
-        """Return the figures as plain data."""
-        predicted = None if self.prediction is None else self.prediction.to_dict()
-        more = {"prediction": predicted, "no_prediction": self.no_prediction}
-        return {**self.compiled.to_dict(), **more}
+    _facts = "**compiled prediction no_prediction"
 
     def __rich__(self) -> Renderable:
         from rich.console import Group

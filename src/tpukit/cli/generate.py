@@ -9,7 +9,6 @@ import typer
 
 from ..errors import TPUValidationError
 from ..exit_codes import ExitCode
-from ..plain_data import JsonObject
 from ..runtime.ranges import COUNT, PART, SEED, SHARE, WEIGHT
 from ..shown import Facts, Shown
 from . import job_options as options
@@ -164,19 +163,10 @@ class GeneratedText(Shown):
     part: "TextPart"
     model: "TrainedModel"
     cache: "CacheUse | None" = None
-
-    def to_dict(self) -> JsonObject:
-        """Return plain data."""
-        return {
-            "prompt": self.prompt,
-            "text": self.part.text,
-            "stop": self.part.stop,
-            "model": self.model.config.name,
-            "source": self.model.source,
-            "step": self.model.step,
-            "kv": None if self.cache is None else self.cache.to_dict(),
-            **self.part.generation.to_dict(),
-        }
+    _facts = (
+        "prompt text=part.text stop=part.stop model=model.config.name source=model.source "
+        "step=model.step kv=cache **part.generation"
+    )
 
     def headline(self) -> str:
         """One line on model and speed, and one on the cache."""

@@ -1,6 +1,6 @@
 """`tpukit check … -- COMMAND`: check any unmodified program as if it ran on a slice."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typer.core import TyperCommand
 
 from ..errors import ConfigError, TPUError
 from ..exit_codes import ExitCode
-from ..plain_data import JsonMapping, JsonObject
 from .output import Announcer, print_whole, refusals_as_exit_codes, show
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class AskedProgram:
 
 def check_programs(
     asked: AskedProgram, on: str | None, say: Announcer, **how: Any
-) -> "JsonMapping":
+) -> Mapping[str, Any]:
     """Check a program on each slice of `--on`; return the result or the reason by slice."""
     from ..checker.captured import check_captured
     from ..hardware import Slice
@@ -127,7 +126,7 @@ def check_programs(
     names = [str(Slice.parse(name)) for name in (on or "").split(",") if name] or [""]
     if asked.keep is not None and len(names) > 1:
         raise ConfigError("--keep is for one slice, because a capture is of one slice.")
-    found: JsonObject = {}
+    found: dict[str, Any] = {}
     for name in names:
         try:
             captured = asked.capture(name, say)

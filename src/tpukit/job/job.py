@@ -103,7 +103,7 @@ class Job(Limits):
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     # Arguments of `Workload` that only Python can give: a loss, an optax transformation, rules.
-    parts: JsonMapping = Field(default_factory=JsonObject, exclude=True, repr=False)
+    parts: Mapping[str, Any] = Field(default_factory=dict[str, Any], exclude=True, repr=False)
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
     # Shared with every job made from this one by `replace`, unless the model changes.
@@ -136,7 +136,7 @@ class Job(Limits):
                 passed to `Workload`, such as a loss, rules, or a remat policy made in Python.
         """
         keys: JsonObject = {}
-        parts: JsonObject = {}
+        parts: dict[str, Any] = {}
         for name, value in arguments.items():
             plain = value is None or isinstance(value, str | int | float | Mapping | Sequence)
             is_key = "." in name or (plain and name in cls.model_fields)

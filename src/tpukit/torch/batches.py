@@ -109,7 +109,7 @@ def flat_batch(batch: PyTree) -> tuple[dict[str, jax.Array], Nesting]:
     return arrays, nesting
 
 
-def nested_batch(tensors: Mapping[str, Any], nesting: Nesting) -> PyTree:
+def nested_batch(tensors: Mapping[str, PyTree], nesting: Nesting) -> PyTree:
     """Return tensors by name in the containers of the batch of `flat_batch`."""
     return nesting.rebuild([tensors[_name(index)] for index in range(len(tensors))])
 

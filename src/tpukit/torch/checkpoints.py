@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TPUCheckpointError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..plain_data import parse_json, read_json
+from ..plain_data import JsonMapping, JsonObject, parse_json, read_json
 from ..runtime.files import start_of_tensors, whole_file
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def save(
     path: str | Path,
     *,
     optimizer: "torch.optim.Optimizer | None" = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: JsonMapping | None = None,
 ) -> Path:
     """Write the state of a module, and of an optimizer if one is given.
 
@@ -42,7 +42,7 @@ def save(
     """
     place = Path(path)
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in module.state_dict().items()}
-    description: dict[str, Any] = {
+    description: JsonObject = {
         "format": FORMAT,
         "model": type(module).__name__,
         "metadata": dict(metadata or {}),
@@ -133,7 +133,7 @@ def _optimizer_parts(
 
 
 def _optimizer_state(
-    tensors: Mapping[str, Any], description: Mapping[str, Any], place: Path
+    tensors: "Mapping[str, torch.Tensor]", description: JsonMapping, place: Path
 ) -> dict[str, Any]:
     if "optimizer" not in description:
         raise TPUCheckpointError(
@@ -152,7 +152,7 @@ def _optimizer_state(
     return {"state": state, "param_groups": groups}
 
 
-def _check(module: "torch.nn.Module", tensors: Mapping[str, Any], place: Path) -> None:
+def _check(module: "torch.nn.Module", tensors: "Mapping[str, torch.Tensor]", place: Path) -> None:
     """Refuse tensors of another module, before any change."""
     wanted = module.state_dict()
     missing, unknown = [*(wanted.keys() - tensors)], [*(tensors.keys() - wanted)]
@@ -171,7 +171,7 @@ def _check(module: "torch.nn.Module", tensors: Mapping[str, Any], place: Path) -
             )
 
 
-def _write_file(place: Path, tensors: Mapping[str, Any], text: str) -> None:
+def _write_file(place: Path, tensors: "Mapping[str, torch.Tensor]", text: str) -> None:
     from safetensors.torch import save as serialise
 
     # safetensors refuses tensors that share memory, as tied weights do.
@@ -202,7 +202,7 @@ def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return tensors, parse_json(header)
 
 
-def _write_folder(place: Path, tensors: Mapping[str, Any], text: str) -> None:
+def _write_folder(place: Path, tensors: "Mapping[str, torch.Tensor]", text: str) -> None:
     from etils import epath
 
     from ..training.checkpoint.named_arrays import arrays_of, describe_tree

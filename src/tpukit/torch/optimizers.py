@@ -18,6 +18,7 @@ from ..annotations import PyTree
 from ..errors import TPUOptimizationError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.state import ModuleState
+from ..plain_data import JsonMapping
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ STEP = "step"
 class _Update(NamedTuple):
     """The arguments of an update formula for one parameter."""
 
-    group: Mapping[str, Any]
+    group: JsonMapping
     rate: jax.Array
     step: jax.Array
     gradient: jax.Array
@@ -60,7 +61,7 @@ class OptimizerKind:
     """The update formula of one torch.optim class, and its initial slots."""
 
     formula: Formula
-    slots_of: Callable[[Mapping[str, Any], jax.Array], Slots]
+    slots_of: Callable[[JsonMapping, jax.Array], Slots]
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def map_optimizer(
 
 
 def _transformation(
-    kind: OptimizerKind, settings: Sequence[Mapping[str, Any]], group_of: Mapping[str, int]
+    kind: OptimizerKind, settings: Sequence[JsonMapping], group_of: Mapping[str, int]
 ) -> optax.GradientTransformation:
     def init(params: PyTree) -> TorchOptimizerState:
         slots: dict[str, dict[str, jax.Array]] = {}
@@ -182,7 +183,7 @@ def _transformation(
     return optax.GradientTransformation(init, update)
 
 
-def _sgd_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
+def _sgd_slots(group: JsonMapping, param: jax.Array) -> Slots:
     return {"momentum_buffer": jnp.zeros_like(param)} if group["momentum"] else {}
 
 
@@ -199,7 +200,7 @@ def _sgd(update: _Update) -> tuple[jax.Array, Slots]:
     return param - rate.astype(param.dtype) * gradient, slots
 
 
-def _adam_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
+def _adam_slots(group: JsonMapping, param: jax.Array) -> Slots:
     names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
     return {name: jnp.zeros_like(param) for name in names}
 
@@ -222,7 +223,7 @@ def _adam(update: _Update) -> tuple[jax.Array, Slots]:
     return param - size * mean / (jnp.sqrt(square) / root + group["eps"]), new
 
 
-def _adafactor_slots(group: Mapping[str, Any], param: jax.Array) -> Slots:
+def _adafactor_slots(group: JsonMapping, param: jax.Array) -> Slots:
     if param.ndim <= 1:
         return {"variance": jnp.zeros_like(param)}
     rows, columns = (*param.shape[:-1], 1), (*param.shape[:-2], 1, param.shape[-1])

@@ -157,7 +157,7 @@ class FusedStep:
         compiled = list(self._compiled.values())
         return compiled[-1].work if compiled else None
 
-    def _compile(self, arrays: Mapping[str, Any], nesting: Nesting) -> "_Compiled":
+    def _compile(self, arrays: Mapping[str, PyTree], nesting: Nesting) -> "_Compiled":
         """Trace and compile the step for one batch shape."""
         self._log_compile(arrays)
         shapes = {
@@ -180,7 +180,7 @@ class FusedStep:
             self._knows_reached = True
         return work.replace(optimizer=self._options["optimizer"])
 
-    def _log_compile(self, arrays: Mapping[str, Any]) -> None:
+    def _log_compile(self, arrays: Mapping[str, PyTree]) -> None:
         """Log the compile, and which shape changed since the last one."""
         now = {name: (tuple(array.shape), str(array.dtype)) for name, array in arrays.items()}
         if self._compiled:
@@ -195,10 +195,10 @@ class FusedStep:
         else:
             logger.info("compile step: %s", now)
 
-    def _forward(self, nesting: Nesting) -> Callable[[Any, Mapping[str, Any]], Any]:
+    def _forward(self, nesting: Nesting) -> Callable[[Any, Mapping[str, PyTree]], PyTree]:
         loss = self._loss
 
-        def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> PyTree:
+        def forward(module: "torch.nn.Module", batch: Mapping[str, PyTree]) -> PyTree:
             inputs, targets = nested_batch(batch, nesting)
             if isinstance(inputs, Mapping):
                 outputs = module(**inputs)

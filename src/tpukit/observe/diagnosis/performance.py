@@ -120,7 +120,7 @@ class _StandInLoss:
 
     used = False
 
-    def __call__(self, outputs: Any, batch: JsonMapping) -> Any:
+    def __call__(self, outputs: Any, batch: Mapping[str, Any]) -> Any:
         try:
             return default_loss(outputs, batch)
         except TPUModelError:

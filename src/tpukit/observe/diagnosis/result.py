@@ -7,7 +7,6 @@ from typing import Any
 from ...compiler.compiled import CompiledStep
 from ...hardware import Figure
 from ...hardware.figure import format_quantity
-from ...plain_data import JsonObject
 from ...shown import MappedResult, Renderable, Shown
 from .evidence import CAUSES_BY_KIND, Bottlenecks, InputRate
 
@@ -179,31 +178,27 @@ class PerformanceDiagnosis(MappedResult):
     input_rate: InputRate | None
     issues: tuple[PerformanceIssue, ...]
     notes: tuple[str, ...] = ()
+    _facts = (
+        "where step_time_s predicted_step_s compile_s achieved_tflops target_tflops peak_tflops "
+        "**bounds bottleneck_origin no_bottlenecks input=input_rate issues recommendations "
+        "notes"
+    )
 
     @property
     def recommendations(self) -> list[str]:
         """The solutions, the costliest issue first."""
         return [issue.solution for issue in self.issues]
 
-    def to_dict(self) -> JsonObject:
-        """Return plain data; shares are fractions of the step, None if unknown."""
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """Shares of the step as they are named in the JSON, such as "compute_bound"."""
         shares = self.bottlenecks
-        return {
-            "where": self.where,
-            "step_time_s": self.step_time_s.to_dict(),
-            "predicted_step_s": self.predicted_step_s.to_dict(),
-            "compile_s": self.compile_s.to_dict(),
-            "achieved_tflops": self.achieved_tflops.to_dict(),
-            "target_tflops": self.target_tflops,
-            "peak_tflops": self.peak_tflops.to_dict(),
-            **{f"{kind}_bound": shares and getattr(shares, kind) for kind in CAUSES_BY_KIND},
-            "bottleneck_origin": "model" if shares else None,
-            "no_bottlenecks": self.no_bottlenecks,
-            "input": None if self.input_rate is None else self.input_rate.to_dict(),
-            "issues": [issue.to_dict() for issue in self.issues],
-            "recommendations": self.recommendations,
-            "notes": list(self.notes),
-        }
+        return {f"{kind}_bound": shares and getattr(shares, kind) for kind in CAUSES_BY_KIND}
+
+    @property
+    def bottleneck_origin(self) -> str | None:
+        """The origin of the bottlenecks; None where they are unknown."""
+        return "model" if self.bottlenecks else None
 
     def __rich__(self) -> Renderable:
         """Return figures, shares as bars, then the issues."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import flops_text, seconds_text
-from ...plain_data import JsonObject
 from ...shown import Facts, MappedResult, Renderable
 from .attribution import HostTimes, OpTotal, attribute
 from .findings import Findings, ProfileFinding, find
@@ -101,6 +100,10 @@ class BottleneckAnalysis(MappedResult):
     judged_by_intensity: float | None = None
     roof: str = ""
     notes: tuple[str, ...] = ()
+    _facts = (
+        "label origin where **bounds largest recommendations duration_s devices compile_s "
+        "device_utilization=busy ops **findings judged_by_intensity roof notes"
+    )
 
     @property
     def largest(self) -> str:
@@ -112,25 +115,10 @@ class BottleneckAnalysis(MappedResult):
         """Recommendations with their figures, the costliest first."""
         return recommend(self)
 
-    def to_dict(self) -> JsonObject:
-        """Return the result as plain data."""
-        return {
-            "label": self.label,
-            "origin": self.origin,
-            "where": self.where,
-            **{f"{kind}_bound": self.shares[kind] for kind in KINDS},
-            "largest": self.largest,
-            "recommendations": self.recommendations,
-            "duration_s": self.duration_s,
-            "devices": self.devices,
-            "compile_s": self.compile_s,
-            "device_utilization": self.busy,
-            "ops": [op.to_dict() for op in self.ops],
-            **self.findings.to_dict(),
-            "judged_by_intensity": self.judged_by_intensity,
-            "roof": self.roof,
-            "notes": list(self.notes),
-        }
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The shares as they are named in the JSON, such as "compute_bound"."""
+        return {f"{kind}_bound": self.shares[kind] for kind in KINDS}
 
     def __rich__(self) -> Renderable:
         """Return the shares as bars, the heaviest ops, and the recommendations."""

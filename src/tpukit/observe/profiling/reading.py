@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...errors import TPUValidationError
-from ...plain_data import JsonMapping
 from ...records.hooks import PROFILE_MARK
 from .hlo_proto import programs_in
 from .programs import ProfiledProgram
@@ -298,7 +297,7 @@ def _device(plane: Any, found: re.Match[str]) -> DeviceTrack:
     return DeviceTrack(name, ops, runs, properties)
 
 
-def _events(lines: JsonMapping, name: str) -> Iterable[Any]:
+def _events(lines: Mapping[str, Any], name: str) -> Iterable[Any]:
     return lines[name].events if name in lines else ()
 
 

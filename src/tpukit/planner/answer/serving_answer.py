@@ -12,7 +12,7 @@ from rich.text import Text
 from ...hardware import Figure
 from ...plain_data import JsonObject
 from ...runtime.files import write_output
-from ...shown import Shown
+from ...shown import Facts, Shown
 from ..cost.serving_model import ServedFormats, ServingPass, ServingThroughput, ServingTraffic
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CompiledServing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingChoice:
+class ServingChoice(Facts):
     """The smallest slice of one generation for one weight format, or why there is none.
 
     Attributes:
@@ -82,6 +82,12 @@ class ServingChoice:
     region: str | None = None
     compiled: CompiledServing | None = None
     reason: str = ""
+    _facts = (
+        "generation **formats multiplied slice chips tensor replicas room_for weight_bytes "
+        "cache_bytes tokens_per_s tokens_per_s_per_chip token_s=token_time.value "
+        "first_token_s=first_token_time.value usd_per_million_tokens=usd_per_million region "
+        "origin=served.origin source=served.source compiled decode prefill reason"
+    )
 
     @property
     def weights(self) -> str:
@@ -143,33 +149,6 @@ class ServingChoice:
         if value is None:
             return Figure.missing(unit, self.reason)
         return Figure(value, unit, "model", COMPILED_SOURCE if self.is_compiled else SOURCE)
-
-    def to_dict(self) -> JsonObject:
-        """Return the choice as plain data."""
-        return {
-            "generation": self.generation,
-            **vars(self.formats),
-            "multiplied": self.multiplied,
-            "slice": self.slice,
-            "chips": self.chips,
-            "tensor": self.tensor,
-            "replicas": self.replicas,
-            "room_for": self.room_for,
-            "weight_bytes": self.weight_bytes,
-            "cache_bytes": self.cache_bytes,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
-            "token_s": self.token_time.value,
-            "first_token_s": self.first_token_time.value,
-            "usd_per_million_tokens": self.usd_per_million.to_dict(),
-            "region": self.region,
-            "origin": self.served.origin,
-            "source": self.served.source,
-            "compiled": None if self.compiled is None else vars(self.compiled),
-            "decode": None if self.decode is None else vars(self.decode),
-            "prefill": None if self.prefill is None else vars(self.prefill),
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True)

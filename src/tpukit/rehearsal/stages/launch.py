@@ -173,6 +173,7 @@ class CalmRun(StageResult):
     checked: Check | None
     first_loss: Figure
     cloud: str
+    _facts = "cloud **run"
 
     @property
     def sentence(self) -> str:
@@ -208,10 +209,6 @@ class CalmRun(StageResult):
         if self.checked is not None:
             pairs += _of_check(self.checked, run)
         return pairs
-
-    def to_dict(self) -> JsonObject:
-        """Return the result as plain data."""
-        return {"cloud": self.cloud, **self.run.to_dict()}
 
 
 def _first_loss(run: LaunchedRun) -> Figure:

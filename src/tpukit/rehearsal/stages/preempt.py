@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from ...errors import TPUError
 from ...hardware.figure import Figure, seconds_text
-from ...plain_data import JsonObject
 from ...pods.causes import Kind
 from ...pods.providers.protocol import StepCompleted
 from ..stage import Beside, Scene, StageResult, measured
@@ -89,6 +88,7 @@ class Preempt(StageResult):
     run: LaunchedRun
     predicted: InterruptedRun
     leftovers: tuple[str, ...]
+    _facts = "**run leftovers"
 
     @property
     def is_good(self) -> bool:
@@ -140,10 +140,6 @@ class Preempt(StageResult):
                 remark=f"it saves every {self.predicted.every}; an unfinished save is lost too",
             ),
         )
-
-    def to_dict(self) -> JsonObject:
-        """Return the result as plain data."""
-        return {**self.run.to_dict(), "leftovers": list(self.leftovers)}
 
 
 class PreemptStage:

@@ -10,7 +10,6 @@ at most 10 ms per operation).
 
 import os
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 
 from ...errors import TPUModelError, XLACompilationError
+from ...plain_data import JsonMapping, JsonObject
 from ...runtime.child import ChildError, serve_request, watch_child
 from ...runtime.files import temporary_folder
 from ...training.recompile import counting_cache_hits, enable_compilation_cache, options_here
@@ -61,7 +61,7 @@ def build_program(
     *,
     name: str,
     timeout_s: float,
-    options: Mapping[str, Any],
+    options: JsonMapping,
 ) -> ForwardProgram:
     """Trace and compile a forward function.
 
@@ -131,7 +131,7 @@ def _compile_in_child(
     arguments: tuple[Any, ...],
     name: str,
     timeout_s: float,
-    options: Mapping[str, Any] | None,
+    options: JsonMapping | None,
 ) -> Any:
     """Let a child compile; return the lowered program, or None if it cannot be exported."""
     try:
@@ -181,9 +181,7 @@ def _is_late(begun: Path, timeout_s: float) -> bool:
     return begun.exists() and time.time() - begun.stat().st_mtime > timeout_s
 
 
-def _compile(
-    lowered: Any, name: str, options: Mapping[str, Any] | None, limit_s: float | None
-) -> Any:
+def _compile(lowered: Any, name: str, options: JsonMapping | None, limit_s: float | None) -> Any:
     try:
         if limit_s is None:
             return lowered.compile(compiler_options=options)
@@ -194,7 +192,7 @@ def _compile(
         raise _refused(name, str(error)) from error
 
 
-def _within(lowered: Any, options: Mapping[str, Any] | None, limit_s: float) -> Any:
+def _within(lowered: Any, options: JsonMapping | None, limit_s: float) -> Any:
     """Compile in a thread, and wait for at most `limit_s`."""
     answer: Future[Any] = Future()
 
@@ -226,7 +224,7 @@ def seed_shape() -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((), np.dtype("uint32"))
 
 
-def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+def compile_request(request: JsonObject) -> JsonObject:
     """Compile one program in the child, into jax's disk cache."""
     lowered = lower_exported(Path(request["program"]).read_bytes())
     Path(request["begun"]).touch()  # the time-out begins here

@@ -250,7 +250,7 @@ class ForwardFunction:
         self.written = tuple(written)
         return applied.outputs, written
 
-    def _forward(self, module: "torch.nn.Module", batch: Mapping[str, Any]) -> list[Any]:
+    def _forward(self, module: "torch.nn.Module", batch: Mapping[str, PyTree]) -> list[Any]:
         import torch
 
         trees = torch_trees()

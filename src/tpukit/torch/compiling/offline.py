@@ -19,6 +19,7 @@ from ...models.adapters.protocol import ModelInputs, Variables
 from ...models.adapters.torch_module.adapter import TorchAdapter, TorchModel
 from ...models.adapters.torch_module.arrays import shape_of
 from ...models.execution import Execution
+from ...plain_data import JsonMapping
 from ...step.workload import Workload
 from ..config import TorchTPUConfig
 from .call import as_arguments, forward_signature
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 # (module outputs, batch tensors by name) -> a scalar, in torch.
-TorchLoss = Callable[[Any, Mapping[str, Any]], Any]
+TorchLoss = Callable[[Any, Mapping[str, PyTree]], PyTree]
 
 
 def job_for(
@@ -37,7 +38,7 @@ def job_for(
     sample_inputs: PyTree,
     *,
     loss: TorchLoss | None = None,
-    changes: Mapping[str, Any],
+    changes: JsonMapping,
 ) -> Job:
     """Return the job that trains a module on batches like the sample.
 
@@ -111,8 +112,10 @@ class _Sample:
         )
 
 
-def _forward(sample: _Sample, loss: TorchLoss | None) -> Callable[[Any, Mapping[str, Any]], Any]:
-    def forward(module: "torch.nn.Module", batch: Mapping[str, Any]) -> PyTree:
+def _forward(
+    sample: _Sample, loss: TorchLoss | None
+) -> Callable[[Any, Mapping[str, PyTree]], PyTree]:
+    def forward(module: "torch.nn.Module", batch: Mapping[str, PyTree]) -> PyTree:
         given = {name: batch[name] for name in sample.own}
         # Not the module's signature here, because with checkpoints its forward is another function.
         bound = inspect.BoundArguments(
