@@ -37,6 +37,8 @@ COMMAND_LINE = read_command_line(
 )
 
 import numpy as np
+from measured_kernels import MeasuredRow, program_of
+from measured_kernels.report import GroupScore, ScoredRow
 
 from tpukit import configure_tpu_environment
 from tpukit.errors import TPUError
@@ -49,8 +51,6 @@ from tpukit.kernels.timing import (
     profile_kernel,
     time_profile,
 )
-from tpukit.kernels.timing.measured import MeasuredRow, program_of
-from tpukit.kernels.timing.measured.report import GroupScore, ScoredRow
 
 RATES_MARK, ERRORS_MARK = "# Fitted ", "# Found "
 # tokamax's cross-entropy kernels take minutes to compile.
@@ -321,7 +321,7 @@ def run_fit(options):
 
 def fit(timings: Path, shapes: int) -> str:
     """Fit on some shapes; the constants as they are kept."""
-    from tpukit.kernels.timing.measured import read_timings
+    from measured_kernels import read_timings
 
     followed: list[Followed] = []
     for row in spread(read_timings(timings).rows, shapes):
@@ -344,9 +344,10 @@ def fit(timings: Path, shapes: int) -> str:
 
 def find_errors(timings: Path, limit: int | None, chips: list[str] | None) -> str:
     """Score the kernels that the rates were not fitted on; the errors as they are kept."""
+    from measured_kernels import Timings, read_timings, score_timings
+    from measured_kernels.score import newest, sample
+
     from tpukit.compiler.bundles.trace import error_bands_of
-    from tpukit.kernels.timing.measured import Timings, read_timings, score_timings
-    from tpukit.kernels.timing.measured.score import newest, sample
 
     read = read_timings(timings)
     programs = {row.program_key for row in sample(newest(read.rows)[0], limit) if row.is_pallas}

@@ -33,6 +33,8 @@ COMMAND_LINE = read_command_line(
         "estimates of `tpukit kernel bench` beside measured kernels",
         options={
             "--timings": {"type": Path, "default": TIMINGS, "help": "measured rows"},
+            "--only": {"action": "append", "default": [], "help": "rows of this op; repeat"},
+            "--on": {"action": "append", "default": [], "help": "rows of this chip; repeat"},
             "--limit": {"type": int, "default": 3, "help": "cases of each op and chip"},
             "--all": {"action": "store_true", "help": "every row: hours the first time"},
         },
@@ -93,6 +95,7 @@ from rich.table import Table
 import tpukit
 from tpukit import configure_tpu_environment
 from tpukit.errors import TPUError
+from tpukit.hardware import get_chip
 from tpukit.kernels.registry.op import PALLAS_TPU, REFERENCE, KernelCase, Op
 
 LEAST_SPEARMAN, MOST_ERROR, LEAST_NAMED = 0.9, 0.25, 0.9
@@ -102,15 +105,16 @@ LEAST_CASES = 5  # fewer say little of a rank
 def run_estimate(options):
     """Score the estimates of `tpukit kernel bench` on measured kernels.
 
-    This is `tpukit kernel bench --timings FILE --limit N` and nothing else. A row takes seconds to
-    a minute the first time; compiles are kept, so that a run that was stopped goes on where it
-    was.
+    A row takes seconds to a minute the first time. Compiles are kept, so a stopped run continues
+    where it was.
     """
     configure_tpu_environment()  # or jax would look for a TPU in this process
-    from tpukit.kernels.timing.measured import read_timings, score_timings
+    from measured_kernels import read_timings, score_timings
 
     score = score_timings(
         read_timings(options.timings),
+        ops=options.only,
+        chips=[get_chip(name).name for name in options.on],
         limit=None if options.all else options.limit,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -138,7 +142,7 @@ def claims(score) -> list[Result]:
     return made
 
 
-KEPT = Path(__file__).parents[1] / "tests/kernels/timing/measured/data/compiled_rows.json.gz"
+KEPT = Path(__file__).parents[1] / "tests/benchmarks/measured_kernels/data/compiled_rows.json.gz"
 MOST_TRANSFERS = 5_000
 # Most of a schedule's text: kernels' own programs, of which bundles were made, and source lines.
 _BODY = re.compile(r'"body":"[^"]*"')
@@ -149,7 +153,7 @@ def run_keep(options):
     """Keep what the compiler made of measured programs, so that the suite scores them without it.
 
     The schedule of every program and the transfers and cycles of its kernels are facts: no rate is
-    in them. `tests/kernels/timing/measured/test_published_scores.py` times them by the rates in
+    in them. `tests/benchmarks/measured_kernels/test_published_scores.py` times them by the rates in
     use, so that a rate that moves is seen. Rows are those the rates of kernels were fitted on, and
     some that XLA alone makes; a kernel with very many transfers is left out for its size.
     """
@@ -166,9 +170,9 @@ def run_keep(options):
 
 def chosen(timings: Path, limit: int):
     """The kernels that rates were fitted on, and some programs of XLA's."""
-    from tpukit.kernels.timing.measured import read_timings
-    from tpukit.kernels.timing.measured.rows import rows_in_view
-    from tpukit.kernels.timing.measured.score import newest, sample
+    from measured_kernels import read_timings
+    from measured_kernels.rows import rows_in_view
+    from measured_kernels.score import newest, sample
 
     rows = read_timings(timings).rows
     fitted = [row for row in rows if row.id in rows_in_view("kernels")]
@@ -178,8 +182,9 @@ def chosen(timings: Path, limit: int):
 
 def facts(row) -> dict | None:
     """What a row measured and what was compiled for it; None where there is no program."""
+    from measured_kernels import program_of
+
     from tpukit.kernels.timing import profile_kernel
-    from tpukit.kernels.timing.measured import program_of
 
     try:
         program = program_of(row)

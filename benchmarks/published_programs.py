@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
+from measured_kernels import read_timings
 from published_rows import PublishedRun
 
 from tpukit.compiler.bundles import CallTrace
@@ -19,7 +20,6 @@ from tpukit.compiler.timeline.kernels import GroupedMatmulTimer, SplashTimer, St
 from tpukit.compiler.timeline.simulate import KernelTimer
 from tpukit.hardware.formats import parse_format
 from tpukit.kernels.blocks.tiling import LANES
-from tpukit.kernels.timing.measured import read_timings
 from tpukit.planner.cost.model_shape import ModelShape
 from tpukit.planner.cost.step_variant import ROUNDED_BYTES, Rounding, StepVariant
 

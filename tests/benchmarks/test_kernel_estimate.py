@@ -1,9 +1,10 @@
 import json
 from types import SimpleNamespace
 
+from measured_kernels import MeasuredRow, TimingsScore
+from measured_kernels.report import ScoredRow
+
 import kernels
-from tpukit.kernels.timing.measured import MeasuredRow, TimingsScore
-from tpukit.kernels.timing.measured.report import ScoredRow
 
 
 def scored(number, estimate_us, *, impl="xla", size=None):
@@ -50,7 +51,7 @@ def test_the_script_scores_the_rows_of_a_file(monkeypatch, tmp_path, capsys):
     row = {"id": "r", "device": "v6e", "op": "riddle", "impl": "xla", "shapes": {}}
     timings.write_text(json.dumps([row | {"measured_us": 1.0}]))
     monkeypatch.setattr("kernels.configure_tpu_environment", lambda: None)
-    options = SimpleNamespace(timings=timings, limit=3, all=False)
+    options = SimpleNamespace(timings=timings, only=[], on=[], limit=3, all=False)
     assert kernels.run_estimate(options) == 0
     said = capsys.readouterr().out
     assert "against measured kernels" in said

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import kernel_rates as rates
 import pytest
+from measured_kernels import MeasuredRow, read_timings
+from measured_kernels.rows import rows_in_view
 
 from kernels import TIMINGS
 from tpukit.hardware import get_chip
 from tpukit.hardware.rates import ChipRates
-from tpukit.kernels.timing.measured import MeasuredRow, read_timings
-from tpukit.kernels.timing.measured.rows import rows_in_view
 
 HBM = ChipRates.of("v6e").hbm_efficiency
 

@@ -209,68 +209,12 @@ def test_list_prints_names_whole():
         assert all(case.name in text for case in get_tpu_op(name).cases)
 
 
-MEASURED = {
-    "id": "m1",
-    "device": "v6e",
-    "op": "matmul",
-    "impl": "xla",
-    "shapes": {"a": [128, 128], "b": [128, 128]},
-    "dtypes": {"a": "bfloat16", "b": "bfloat16"},
-    "measured_us": 50.0,
-    "timing_method": "xprof_device_span",
-}
-
-
-@pytest.fixture
-def timings(monkeypatch, tmp_path):
-    """A file of two rows, the second of which has no program here."""
-    score = "tpukit.kernels.timing.measured.score"
-    monkeypatch.setattr(f"{score}.profile_kernel", lambda *_, **__: None)
-    op = get_tpu_op("rms_norm")
-    monkeypatch.setattr(f"{score}.time_profile", lambda *_, **__: made_up(op, None, "v6e"))
-    path = tmp_path / "timings.json"
-    path.write_text(json.dumps([MEASURED, MEASURED | {"id": "m2", "op": "[bold]riddle"}]))
-    return path
-
-
-def test_bench_scores_itself_against_measured_kernels(timings):
-    found = run("bench", "--timings", str(timings))
-    assert found.exit_code == 0, found.output
-    text = " ".join(found.stdout.split())
-    assert "origin: model) against measured" in text
-    assert "1 of 2 rows" in text
-    assert "matmul v6e 1 0 — 100.0% 100.0%" in text
-    assert "left out 1: its source is not available ([bold]riddle as xla)" in text
-    assert "[1/2]" in found.stderr
-    assert "2.00 of measured" in found.stderr
-    data = json.loads(run("bench", "--timings", str(timings), "--json").stdout)
-    assert [total["op"] for total in data["totals"]] == ["all XLA", "all"]
-    assert [total["median_error"] for total in data["totals"]] == [1.0, 1.0]
-    assert [row["id"] for row in data["left_out"]] == ["m2"]
-
-
-def test_a_file_with_nothing_to_score_ends_with_a_code_of_its_own(timings):
-    found = run("bench", "--timings", str(timings), "--only", "[bold]riddle")
-    assert found.exit_code == 4
-    assert "left out 1" in found.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["bench"], "name an op and --on v6e to time it, or give --timings FILE"),
+        (["bench"], "name an op and --on v6e to time it"),
         (["bench", "rms_norm"], "name an op and --on v6e"),
-        (["bench", "rms_norm", "--on", "v6e", "--limit", "3"], "give --timings too"),
-        (["bench", "rms_norm", "--timings", "x.json"], "--timings says what to time"),
-        (["bench", "--timings", "none.json"], "none.json cannot be read"),
     ],
 )
 def test_what_bench_cannot_make_sense_of_is_answered(words, said):
     assert said in str(run(*words).exception)
-
-
-def test_rows_that_a_file_does_not_have_are_answered(timings):
-    words = ["bench", "--timings", str(timings)]
-    assert "Did you mean 'matmul'" in str(run(*words, "--only", "matmol").exception)
-    assert "measured on v5e" in str(run(*words, "--on", "v5e").exception)
-    assert "'v6f' is not a TPU generation" in str(run(*words, "--on", "v6f").exception)

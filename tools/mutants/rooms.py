@@ -47,7 +47,7 @@ ROOMS: dict[str, Room] = {
         (
             "tests/compiler/timeline",
             "tests/compiler/bundles",
-            "tests/kernels/timing/measured/test_published_scores.py",
+            "tests/benchmarks/measured_kernels/test_published_scores.py",
             "tests/planner/test_fitted_rates.py",
             "tests/planner/test_attention_roof.py",
             "tests/planner/test_torus.py",
@@ -80,7 +80,7 @@ ROOMS: dict[str, Room] = {
             "tests/benchmarks/test_kernel_rates.py",
             "tests/benchmarks/test_rates_from_rows.py",
             "tests/compiler/bundles",
-            "tests/kernels/timing/measured",
+            "tests/benchmarks/measured_kernels",
             "tests/planner/test_memory_model.py",
         ),
         0.95,

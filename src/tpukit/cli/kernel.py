@@ -1,7 +1,7 @@
 """`tpukit kernel`: list ops, estimate their time without the chip, and choose their blocks."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..exit_codes import ExitCode
-from ..runtime.ranges import COUNT, SECONDS
+from ..runtime.ranges import SECONDS
 from ..shown import Renderable, Shown
 from .job_options import Json, NoCache
 from .kernel_options import (
@@ -63,22 +63,6 @@ def bench(
     value: ValueTexts = None,
     implementation: Implementation = None,
     backward: Backward = False,
-    timings: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of an op: JSON list of measured kernels to compare estimates with."
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="With --timings: only rows of this op; repeatable.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="With --timings: maximum number of cases per op and generation.",
-            callback=within(COUNT),
-        ),
-    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -90,27 +74,15 @@ def bench(
 ) -> None:
     """Estimate an op's time on chips you do not have: cycles, bound, error, against XLA.
 
-    Exit 4 if a kernel has no estimate, because it does not compile or cannot be simulated. With
-    --timings, estimate measured kernels and report the errors of the estimates.
+    Exit 4 if a kernel has no estimate, because it does not compile or cannot be simulated.
     """
     start()
     from ..errors import TPUValidationError
     from ..kernels.timing import bench_op, default_implementations
     from .output import show
 
-    if timings is not None:
-        if op or case or shape or option or value or implementation or backward:
-            raise TPUValidationError(
-                "--timings says what to time; beside it give --only, --on, --limit, or nothing."
-            )
-        score_file(timings, only=only, on=on, limit=limit, use_cache=not no_cache, json=json)
-        return
-    if only or limit is not None:
-        raise TPUValidationError("--only and --limit choose rows of a file; give --timings too.")
     if op is None or on is None:
-        raise TPUValidationError(
-            "name an op and --on v6e to time it, or give --timings FILE to score estimates."
-        )
+        raise TPUValidationError("name an op and --on v6e to time it.")
     found = find_op(op)
     chips = chosen_chips(on)
     cases = choose_cases(found, case, shape, option)
@@ -224,40 +196,6 @@ def _show_as_they_come() -> "Callable[[KernelBench], None]":
         print_whole(bench.part(list(bench.rows)))
 
     return show_one
-
-
-def score_file(
-    path: Path,
-    *,
-    only: Sequence[str] | None,
-    on: str | None,
-    limit: int | None,
-    use_cache: bool,
-    json: bool,
-) -> None:
-    """Score estimates against a file of measured kernels; exit 4 if no row has an estimate.
-
-    Raises:
-        TPUValidationError: The file cannot be read, or has no matching rows.
-        SliceError: `on` names no generation.
-    """
-    from ..kernels.timing.measured import read_timings, score_timings
-    from .output import show
-
-    timings = read_timings(path)
-    chips = chosen_chips(on) if on is not None else ()
-    with counted(None) as progress:
-        score = score_timings(
-            timings,
-            ops=only or (),
-            chips=chips,
-            limit=limit,
-            progress=progress,
-            use_cache=use_cache,
-        )
-    show(score, json=json)
-    if not score.scored:
-        raise typer.Exit(ExitCode.COULD_NOT_TELL)
 
 
 def folder_for(op: "Op", out: Path | None) -> Path:

@@ -57,7 +57,7 @@ def _trace(folder):
 
 
 def _read_timings():
-    from tpukit.kernels.timing.measured import read_timings
+    from measured_kernels import read_timings
 
     for row in read_timings(Path("timings.json")).rows:
         _ = row.describe(), row.program_key, row.chip

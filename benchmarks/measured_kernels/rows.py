@@ -22,9 +22,9 @@ from pydantic import (
     ValidationError,
 )
 
-from ....errors import SliceError, TPUValidationError
-from ....hardware import get_chip
-from ....plain_data import MOST_BYTES, parse_json
+from tpukit.errors import SliceError, TPUValidationError
+from tpukit.hardware import get_chip
+from tpukit.plain_data import MOST_BYTES, parse_json
 
 GZIP_MAGIC = b"\x1f\x8b"
 # Clocks that include the host's dispatch, or may include it.

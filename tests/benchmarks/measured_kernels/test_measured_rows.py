@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_kernels import MeasuredRow, read_timings
 
 from tpukit.errors import TPUValidationError
-from tpukit.kernels.timing.measured import MeasuredRow, read_timings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
-from ....compiler.aot import room_for_workers
-from ....errors import TPUError, TPUValidationError, did_you_mean
-from ....runtime.progress import Counted, Progress, silent
-from ..estimating import time_profile
-from ..profile import profile_kernel
+from tpukit.compiler.aot import room_for_workers
+from tpukit.errors import TPUError, TPUValidationError, did_you_mean
+from tpukit.kernels.timing.estimating import time_profile
+from tpukit.kernels.timing.profile import profile_kernel
+from tpukit.runtime.progress import Counted, Progress, silent
+
 from .programs import program_of
 from .report import ScoredRow, TimingsScore
 from .rows import MeasuredRow, RowLeftOut, Timings, rows_in_view

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ....shown import Shown
+from tpukit.shown import Shown
+
 from .rows import MeasuredRow, RowLeftOut
 
 LONGEST_REASON = 160

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from measured_kernels import MeasuredRow, program_of
 
 from tpukit.errors import MissingExtraError, SliceError, TPUError, TPUKernelError
 from tpukit.kernels.registry.registry import get_tpu_op
-from tpukit.kernels.timing.measured import MeasuredRow, program_of
 
 SMALL = st.none() | st.booleans() | st.integers(-1, 1000) | st.floats() | st.text(max_size=8)
 JSON = SMALL | st.lists(SMALL, max_size=3) | st.dictionaries(st.text(max_size=8), SMALL, max_size=2)
@@ -151,7 +151,7 @@ def test_tokamax_reads_no_options_off_our_command_line(monkeypatch):
         "timing_method": "xprof_device_span",
     }
     dtypes = {name: "bool" if name == "mask" else "bfloat16" for name in row["shapes"]}
-    monkeypatch.setattr("sys.argv", ["tpukit", "kernel", "bench", "--timings", "x.json"])
+    monkeypatch.setattr("sys.argv", ["kernels.py", "estimate", "--timings", "x.json"])
     flags.FLAGS.unparse_flags()
     program = program_of(as_row(row | {"dtypes": dtypes}))
     assert jax.eval_shape(program.function, *program.arguments).shape == (128, 128, 64)
@@ -161,7 +161,7 @@ def test_without_tokamax_the_extra_is_named(attention_row, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("tpukit.kernels.timing.measured.programs.import_module", missing)
+    monkeypatch.setattr("measured_kernels.programs.import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'tpukit\[bench\]'"):
         program_of(as_row(attention_row()))
 

@@ -1,11 +1,9 @@
-"""A file of three measured kernels through the command, with real compiles."""
+"""A file of measured kernels is scored with real compiles."""
 
 import json
 
 import pytest
-from typer.testing import CliRunner
-
-from tpukit.cli import kernel
+from measured_kernels import read_timings, score_timings
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 
@@ -31,9 +29,7 @@ def test_three_rows_are_scored_end_to_end(attention_row, tmp_path):
     ]
     path = tmp_path / "timings.json"
     path.write_text(json.dumps(rows))
-    found = CliRunner().invoke(kernel.app, ["bench", "--timings", str(path), "--json"])
-    assert found.exit_code == 0, found.output
-    data = json.loads(found.stdout)
+    data = score_timings(read_timings(path)).to_dict()
     estimates = {row["id"]: row["estimate_us"] for row in data["rows"]}
     assert not [row for row in data["left_out"] if row["id"] != "a3"]
     assert estimates.keys() == {"a1", "a2", "m1"}

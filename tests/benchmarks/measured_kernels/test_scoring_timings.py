@@ -5,14 +5,14 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+from measured_kernels import MeasuredRow, read_timings, score, score_timings
+from measured_kernels.report import GroupScore, ScoredRow
+from measured_kernels.rows import rows_in_view
+from measured_kernels.score import newest, sample
 from scipy.stats import spearmanr
 
 from tpukit.errors import TPUValidationError, XLACompilationError
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
-from tpukit.kernels.timing.measured import MeasuredRow, read_timings, score, score_timings
-from tpukit.kernels.timing.measured.report import GroupScore, ScoredRow
-from tpukit.kernels.timing.measured.rows import rows_in_view
-from tpukit.kernels.timing.measured.score import newest, sample
 
 
 def row(number, us, *, impl="xla", op="matmul", size=None, device="v6e", date="", **more):

@@ -14,12 +14,13 @@ import numpy as np
 from jax.sharding import AbstractMesh
 from pydantic import JsonValue
 
-from ....errors import MissingExtraError, TPUError, TPUKernelError
-from ....hardware import get_chip
-from ....hardware.target import target_chip
-from ...registry.op import PALLAS_TPU, Direction, KernelCase, find_implementation
-from ...registry.registry import builtin_ops, get_tpu_op
-from ..bench import kind_of
+from tpukit.errors import MissingExtraError, TPUError, TPUKernelError
+from tpukit.hardware import get_chip
+from tpukit.hardware.target import target_chip
+from tpukit.kernels.registry.op import PALLAS_TPU, Direction, KernelCase, find_implementation
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
+from tpukit.kernels.timing.bench import kind_of
+
 from .rows import MeasuredRow
 
 
