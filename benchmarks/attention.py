@@ -43,7 +43,7 @@ from tpukit.errors import TPUError
 from tpukit.hardware import get_chip
 from tpukit.kernels.ops.flash_attention import reference
 from tpukit.kernels.ops.flash_attention.api import OP
-from tpukit.kernels.ops.flash_attention.reference import attend_in_chunks
+from tpukit.kernels.ops.flash_attention.spec import AttentionSpec
 from tpukit.kernels.timing import estimate_kernel
 
 HEADS, WIDTH = 8, 128
@@ -188,10 +188,11 @@ def scores_of_xla(case: Case) -> Attention:
 
 def program(case: Case, attention: Attention, direction: str) -> Callable[..., Any]:
     def forward(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
-        def attend(q: Any, k: Any, v: Any) -> Any:
-            return attention(q, k, v, None, None, None, sinks)
+        def attend(q: Any, k: Any, v: Any, spec: AttentionSpec) -> Any:
+            return attention(q, k, v, None, None, None, spec.sinks)
 
-        out = attend_in_chunks(attend, *case.arrays(q, k, v), chunk=case.chunk)
+        spec = AttentionSpec(causal=True, chunk=case.chunk, sinks=sinks)
+        out = spec.by_chunk(attend, *case.arrays(q, k, v))
         return out.reshape(1, case.tokens, -1)
 
     def both(*arrays: Any) -> Any:

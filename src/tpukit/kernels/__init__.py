@@ -15,7 +15,7 @@ from .custom_call import custom_call as custom_call
 from .ops.cross_entropy.api import cross_entropy as cross_entropy
 from .ops.cross_entropy.terms import CrossEntropy as CrossEntropy
 from .ops.flash_attention.api import flash_attention as flash_attention
-from .ops.flash_attention.visibility import BlockMask as BlockMask
+from .ops.flash_attention.spec import BlockMask as BlockMask
 from .ops.gated_activation import gated_activation as gated_activation
 from .ops.gated_delta.api import gated_delta as gated_delta
 from .ops.gated_delta.api import gated_delta_step as gated_delta_step

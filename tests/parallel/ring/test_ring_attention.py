@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
+from tpukit.kernels.ops.flash_attention.spec import AttentionSpec
 from tpukit.parallel.ring.attention import ring_attention
-from tpukit.parallel.ring.loop import Ring, Sight
+from tpukit.parallel.ring.loop import Ring
 from tpukit.parallel.ring.order import from_zigzag, local_positions, to_zigzag, zigzag_order
 
 B, S, H, KV, D = 2, 32, 4, 2, 8
@@ -187,13 +188,13 @@ def test_zigzag_helpers_undo_each_other_and_agree_with_the_ring():
 
 def work_of_each_shard(layout):
     """Blocks of scores each device computes in a causal ring, counted with the ring's own test."""
-    sight = Sight(causal=True, window=None, scale=1.0)
+    spec = AttentionSpec(causal=True, scale=1.0)
     blocks = [
         np.asarray(local_positions(shard, 8, shards=SHARDS, layout=layout)).reshape(-1, 2)
         for shard in range(SHARDS)
     ]
     return [
-        sum(bool(sight.any_visible(q, k)) for q in own for other in blocks for k in other)
+        sum(bool(spec.allows_any(q, k)) for q in own for other in blocks for k in other)
         for own in blocks
     ]
 
@@ -212,7 +213,7 @@ def test_zigzag_evens_out_causal_work():
      (9, "zigzag", 7)],
 )  # fmt: skip
 def test_a_window_shortens_the_ring(window, layout, hops):
-    ring = Ring("context", 8, layout, 8, 8, Sight(causal=True, window=window, scale=1.0))
+    ring = Ring("context", 8, layout, 8, 8, AttentionSpec(causal=True, window=window, scale=1.0))
     assert ring.hops(8) == hops
 
 

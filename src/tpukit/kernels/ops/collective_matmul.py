@@ -8,7 +8,6 @@ one way around the ring, half the other, so that both directions of every link a
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from ...errors import MeshError, ShardingError, did_you_mean
 from ...hardware.target import current_target
+from ..partition.sharded_call import sharded_call
 
 OWN_AXIS = "model"  # of a mesh that is made where none is given
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -59,12 +59,13 @@ def collective_matmul(
                 f"{size} {what} cannot be split over '{axis}'={ways}; pad them to "
                 f"{-(-size // ways) * ways}, or use tpu_strategy='auto'."
             )
-    mapped: Any = jax.shard_map(
+    mapped = sharded_call(
         partial(_ring, axis=axis, ways=ways, multiply=multiply),
-        mesh=in_use,
+        in_use,
         in_specs=(P(axis), P(None, axis)),
         out_specs=P(None, axis),
-        axis_names={axis},
+        axes={axis},
+        checks_varying=True,
     )
     return jax.jit(mapped)(a, b)  # else every operation would be its own program
 

@@ -17,9 +17,11 @@ from jax.extend import core
 from jax.interpreters import batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
+from ...annotations import PyTree
 from ...errors import TPUKernelError
 from ...hardware.target import current_target, target_chip
 from .propagation import known_shardings
+from .sharded_call import sharded_call
 from .splits import (
     Assignment,
     CallNames,
@@ -105,16 +107,14 @@ def on_shards(
         parts = zip(names.outputs, run(pieces, None), strict=True)
         return [add_up(part, summed_axes(own, axes)) for own, part in parts]
 
-    mapped = jax.shard_map(
+    mapped = sharded_call(
         local,
-        mesh=mesh,
+        mesh,
         in_specs=tuple(partition_spec(own, axes) for own in names.inputs),
         out_specs=[partition_spec(own, axes) for own in names.outputs],
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,
     )
 
-    def call(*arrays: Any) -> list[Any]:
+    def call(*arrays: PyTree) -> list[Any]:
         pairs = zip(arrays, names.inputs, strict=True)
         outputs = mapped(*(repeat_shared(array, own, ways) for array, own in pairs))
         return [add_up_shared(x, shape) for x, shape in zip(outputs, results, strict=True)]
@@ -133,7 +133,7 @@ def _abstract(*_: Any, call: PartitionedCall, jaxprs: Jaxprs) -> tuple[list[Any]
 
 
 @call_p.def_impl
-def _run_at_once(*arrays: Any, call: PartitionedCall, jaxprs: Jaxprs) -> list[Any]:
+def _run_at_once(*arrays: PyTree, call: PartitionedCall, jaxprs: Jaxprs) -> list[Any]:
     devices = {device for array in arrays for device in getattr(array, "devices", set)()}
     if len(devices) > 1:
         return jax.jit(lambda *arrays: call_p.bind(*arrays, call=call, jaxprs=jaxprs))(*arrays)
@@ -244,7 +244,7 @@ def split_call(
     candidates: Mapping[str, Candidate],
     chosen: Mapping[str, str],
     names: Pass,
-    *arrays: Any,
+    *arrays: PyTree,
     is_named: bool,
 ) -> Any:
     """Run the candidate for the lowering's platform on each device's shards.
@@ -307,7 +307,7 @@ class _Traced:
     """
 
     closed: core.ClosedJaxpr
-    tree: Any
+    tree: PyTree
     known_as: list[int | None]
 
     def only(self, results: Sequence[int]) -> core.ClosedJaxpr:

@@ -1,19 +1,19 @@
 """Implementations of causal attention behind one signature, and their choice by name."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, Unpack
 
 import jax
-import jax.numpy as jnp
 
 from ...annotations import AnyMesh
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
 from ...kernels.ops.flash_attention.api import implementation as flash_as
-from ...kernels.ops.flash_attention.cudnn_gpu import why_not_cudnn
+from ...kernels.ops.flash_attention.cudnn_gpu import attend_by_jax, why_not_cudnn
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
-from ...kernels.ops.flash_attention.problem import SegmentIds
-from ...kernels.ops.flash_attention.reference import attend_in_chunks
+from ...kernels.ops.flash_attention.spec import AttentionOptions, AttentionSpec, causal_spec
 from ...kernels.registry.op import XLA
 from ...parallel.ring.attention import ring_attention
 from .tpu_kernels import flash_attention, splash_attention, splash_attention_in_two
@@ -25,124 +25,48 @@ LONGEST_UNBLOCKED = 2048
 class AttentionFunction(Protocol):
     """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
-    A function raises TPUModelError for options that it does not support.
+    A function raises TPUModelError for options that it does not support. Options with their
+    defaults are not passed, so a function needs only those that its models use.
     """
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-        segment_ids: jax.Array | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
+        self, q: jax.Array, k: jax.Array, v: jax.Array, **options: Unpack[AttentionOptions]
     ) -> jax.Array:
-        """Return the attention output (B, S, H, Dv).
-
-        Args:
-            q: Queries.
-            k: Keys; H must be a multiple of KV.
-            v: Values.
-            window: How many keys back a query attends to, itself included (None: all).
-            chunk: Query i attends to key j only if i // chunk == j // chunk.
-            segment_ids: (B, S) document numbers; tokens attend within their document only.
-            scale: Scale of the scores; `Dk ** -0.5` by default.
-            soft_cap: Scores are limited to ± this by a tanh.
-            sinks: (H,) learned scores that are added to the softmax's denominator only.
-        """
+        """Return the attention output (B, S, H, Dv); H must be a multiple of KV."""
         ...
 
 
 def dot_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    window: int | None = None,
-    chunk: int | None = None,
-    segment_ids: jax.Array | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, **options: Unpack[AttentionOptions]
 ) -> jax.Array:
     """Return attention with the full score matrix, through `jax.nn.dot_product_attention`.
 
     That function has no soft caps, sinks or values of another width. With these, scores are
     computed row by row and recomputed for the gradient.
     """
-    supported = soft_cap is None and sinks is None and v.shape[-1] == q.shape[-1]
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-        if supported:
-            return _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="xla")
-        pair = None if ids is None else SegmentIds(ids, ids)
-        options = {"causal": True, "window": window, "scale": scale, "soft_cap": soft_cap}
-        return flash_as(XLA)(q, k, v, pair, None, None, sinks, **options)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, spec: AttentionSpec) -> jax.Array:
+        if spec.soft_cap is None and spec.sinks is None and v.shape[-1] == q.shape[-1]:
+            return attend_by_jax(q, k, v, spec, implementation="xla")
+        return flash_as(XLA)(q, k, v, spec.segment_ids, None, None, spec.sinks, **spec.options)
 
-    return attend_in_chunks(attend, q, k, v, segment_ids, chunk=chunk)
+    return causal_spec(**options).by_chunk(attend, q, k, v)
 
 
 def cudnn_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    window: int | None = None,
-    chunk: int | None = None,
-    segment_ids: jax.Array | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, **options: Unpack[AttentionOptions]
 ) -> jax.Array:
     """Return attention by cuDNN's kernel, on an NVIDIA GPU.
 
     Raises:
         TPUModelError: cuDNN does not support the options.
     """
-    reason = why_not_cudnn(
-        q, v, causal=True, window=window, masked=False, soft_cap=soft_cap, sinks=sinks
-    )
+    spec = causal_spec(**options)
+    # Slow with segment ids, but right where it was asked for by name.
+    reason = why_not_cudnn(q, v, replace(spec, segment_ids=None), masked=False)
     if reason is not None:
         raise TPUModelError(f"{reason}; use attention='auto', which falls back to XLA, or 'xla'.")
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-        # cuDNN needs values as wide as keys, so they are padded and the output is cut.
-        width = v.shape[-1]
-        v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - width)))
-        out = _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="cudnn")
-        return out[..., :width]
-
-    return attend_in_chunks(attend, q, k, v, segment_ids, chunk=chunk)
-
-
-def _attend_by_jax(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array | None,
-    *,
-    window: int | None,
-    scale: float | None,
-    implementation: str,
-) -> jax.Array:
-    mask = None
-    if segment_ids is not None:
-        mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    call: Any = jax.nn.dot_product_attention
-    return call(
-        q,
-        k,
-        v,
-        mask=mask,
-        scale=scale,
-        is_causal=True,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation=implementation,
-    )
+    return spec.by_chunk(partial(attend_by_jax, implementation="cudnn"), q, k, v)
 
 
 def automatic_attention(
@@ -150,15 +74,10 @@ def automatic_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    window: int | None = None,
-    chunk: int | None = None,
-    segment_ids: jax.Array | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
     mesh: AnyMesh | None = None,
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
+    **options: Unpack[AttentionOptions],
 ) -> jax.Array:
     """Return attention by our flash kernel on TPU, by cuDNN on GPU, by XLA elsewhere.
 
@@ -167,27 +86,23 @@ def automatic_attention(
     `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`; without a mesh the
     sharding is unknown and the TPU kernel is not used.
     """
-    options: dict[str, Any] = {"window": window, "chunk": chunk, "scale": scale}
     on_gpu = current_target() is None and jax.default_backend() == "gpu"
-    masked = segment_ids is not None
-    without = why_not_cudnn(
-        q, v, causal=True, window=window, masked=masked, soft_cap=soft_cap, sinks=sinks
-    )
-    if on_gpu and without is None:
+    if on_gpu and why_not_cudnn(q, v, causal_spec(**options), masked=False) is None:
         return cudnn_attention(q, k, v, **options)
-    options |= {"segment_ids": segment_ids, "soft_cap": soft_cap}
-    length = min(q.shape[1], chunk or q.shape[1])
+    length = min(q.shape[1], options.get("chunk") or q.shape[1])
     in_xla = dot_attention if length <= LONGEST_UNBLOCKED else ring_attention
+    sinks = options.get("sinks")  # an argument below, because it has a gradient
+    rest: dict[str, Any] = {name: value for name, value in options.items() if name != "sinks"}
 
     def plain(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
-        return in_xla(q, k, v, sinks=sinks, **options)
+        return in_xla(q, k, v, sinks=sinks, **rest)
 
     if mesh is None or not can_flash(q, v, length=length):
         return plain(q, k, v, sinks)
 
     def kernel(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
         spread: dict[str, Any] = {"mesh": mesh, "batch_axes": batch_axes, "head_axes": head_axes}
-        return flash_attention(q, k, v, sinks=sinks, **options, **spread)
+        return flash_attention(q, k, v, sinks=sinks, **rest, **spread)
 
     choose: Any = jax.lax.platform_dependent
     return choose(q, k, v, sinks, tpu=kernel, default=plain)

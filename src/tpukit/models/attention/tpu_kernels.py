@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from ...annotations import AnyMesh
 from ...errors import TPUModelError
 from ...kernels.ops.flash_attention.api import implementation
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
-from ...kernels.ops.flash_attention.problem import SegmentIds
-from ...kernels.ops.flash_attention.reference import attend_in_chunks
+from ...kernels.ops.flash_attention.spec import AttentionOptions, AttentionSpec, causal_spec
+from ...kernels.partition.sharded_call import sharded_call
 from ...kernels.registry.op import PALLAS_TPU
-from ...parallel.mesh.manual_axes import sharded_call, whole_key_heads
+from ...parallel.mesh.manual_axes import whole_key_heads
 
 # Block sizes of the published Trillium recipes; shorter sequences use a common divisor.
 LARGEST_BLOCK = 2048
@@ -33,19 +33,9 @@ class LocalAttention(Protocol):
     """An attention kernel for the arrays of one device."""
 
     def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        segment_ids: jax.Array | None,
-        sinks: jax.Array | None,
-        *,
-        window: int | None,
-        scale: float | None,
-        soft_cap: float | None,
-        interpret: bool,
+        self, q: jax.Array, k: jax.Array, v: jax.Array, spec: AttentionSpec, *, interpret: bool
     ) -> jax.Array:
-        """Return causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk), v (B, S, KV, Dv)."""
+        """Return attention of q (B, S, H, Dk) over k (B, S, KV, Dk), v (B, S, KV, Dv)."""
         ...
 
 
@@ -68,16 +58,11 @@ class KernelAttention:
         k: jax.Array,
         v: jax.Array,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
-        segment_ids: jax.Array | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
         mesh: AnyMesh | None = None,
         batch_axes: tuple[str, ...] = (),
         head_axes: tuple[str, ...] = (),
         interpret: bool = False,
+        **options: Unpack[AttentionOptions],
     ) -> jax.Array:
         """Return causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
@@ -85,55 +70,31 @@ class KernelAttention:
             q: Queries.
             k: Keys; H must be a multiple of KV.
             v: Values.
-            window: How many keys back a query attends to, itself included.
-            chunk: Query i attends to key j only if i // chunk == j // chunk.
-            segment_ids: (B, S) document numbers; tokens attend within their document only.
-            scale: Scale of the scores; `Dk ** -0.5` by default.
-            soft_cap: Scores are limited to ± this by a tanh.
-            sinks: (H,) scores that are added to the softmax's denominator only.
             mesh: The mesh of the arrays; None for one device.
             batch_axes: Mesh axes that shard the batch.
             head_axes: Mesh axes that shard the heads.
             interpret: Interpret the kernel without a TPU, slowly.
+            **options: See `AttentionOptions`.
 
         Raises:
             TPUModelError: The kernel does not support the shapes.
         """
-        self.check(q, v, min(q.shape[1], chunk or q.shape[1]))
+        spec = causal_spec(**options)
+        self.check(q, v, min(q.shape[1], spec.chunk or q.shape[1]))
         if mesh is not None:
             k, v = whole_key_heads(q, k, v, mesh=mesh, axes=head_axes)
+        attend = partial(self.attend, interpret=interpret)
 
-        def local(
-            q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
-            ids: jax.Array | None,
-            sinks: jax.Array | None,
-        ) -> jax.Array:
-            def attend(
-                q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None
-            ) -> jax.Array:
-                return self.attend(
-                    q,
-                    k,
-                    v,
-                    ids,
-                    sinks,
-                    window=window,
-                    scale=scale,
-                    soft_cap=soft_cap,
-                    interpret=interpret,
-                )
-
-            return attend_in_chunks(attend, q, k, v, ids, chunk=chunk)
+        def local(q: jax.Array, k: jax.Array, v: jax.Array, spec: AttentionSpec) -> jax.Array:
+            return spec.by_chunk(attend, q, k, v)
 
         if mesh is None or not (batch_axes or head_axes):
-            return local(q, k, v, segment_ids, sinks)
+            return local(q, k, v, spec)
         spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
-        rows = PartitionSpec(batch_axes or None, None)
-        in_specs = (*(spread,) * 3, rows, PartitionSpec(head_axes or None))
+        rows, heads = PartitionSpec(batch_axes or None, None), PartitionSpec(head_axes or None)
+        in_specs = (spread, spread, spread, spec.with_arrays(rows, heads))
         call = sharded_call(local, mesh, in_specs=in_specs, out_specs=spread)
-        return call(q, k, v, segment_ids, sinks)
+        return call(q, k, v, spec)
 
 
 def _check_flash(q: jax.Array, v: jax.Array, length: int) -> None:
@@ -146,22 +107,11 @@ def _check_flash(q: jax.Array, v: jax.Array, length: int) -> None:
 
 
 def _flash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array | None,
-    sinks: jax.Array | None,
-    *,
-    window: int | None,
-    scale: float | None,
-    soft_cap: float | None,
-    interpret: bool,
+    q: jax.Array, k: jax.Array, v: jax.Array, spec: AttentionSpec, *, interpret: bool
 ) -> jax.Array:
-    ids = None if segment_ids is None else segment_ids.astype(jnp.int32)
-    pair = None if ids is None else SegmentIds(ids, ids)
+    ids = jax.tree.map(lambda x: x.astype(jnp.int32), spec.segment_ids)
     kernel = implementation(PALLAS_TPU)
-    options = {"causal": True, "window": window, "scale": scale, "soft_cap": soft_cap}
-    return kernel(q, k, v, pair, None, None, sinks, interpret=interpret, **options)
+    return kernel(q, k, v, ids, None, None, spec.sinks, interpret=interpret, **spec.options)
 
 
 flash_attention = KernelAttention(_flash, _check_flash)
@@ -186,27 +136,25 @@ def _splash(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    segment_ids: jax.Array | None,
-    sinks: jax.Array | None,
+    spec: AttentionSpec,
     *,
-    window: int | None,
-    scale: float | None,
-    soft_cap: float | None,
     interpret: bool,
     fused_backward: bool = True,
 ) -> jax.Array:
     heads, kv_heads = q.shape[2], k.shape[2]
     group = heads // kv_heads
-    kernel = _splash_kernel(q.shape[1], group, window, soft_cap, interpret, fused_backward)
-    scaled = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    kernel = _splash_kernel(
+        q.shape[1], group, spec.window, spec.soft_cap, interpret, fused_backward
+    )
+    scaled = q * spec.scale_of(q.shape[-1])
     by_head = [x.transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     batch, _, length, width = by_head[0].shape
     grouped = by_head[0].reshape(batch, kv_heads, group, length, width)
-    ids = None if segment_ids is None else splash.SegmentIds(segment_ids, segment_ids)
-    grouped_sinks = None if sinks is None else sinks.reshape(kv_heads, group)
+    ids = None if spec.segment_ids is None else splash.SegmentIds(*spec.segment_ids)
+    sinks = None if spec.sinks is None else spec.sinks.reshape(kv_heads, group)
     over_heads: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None, None if sinks is None else 0))
     over_batch: Any = jax.vmap(over_heads, in_axes=(0, 0, 0, None if ids is None else 0, None))
-    out = over_batch(grouped, by_head[1], by_head[2], ids, grouped_sinks)
+    out = over_batch(grouped, by_head[1], by_head[2], ids, sinks)
     return out.reshape(batch, heads, length, v.shape[-1]).transpose(0, 2, 1, 3)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from ...annotations import AnyMesh
 from ...hardware.target import current_target
 from ...kernels.ops.flash_attention.slots import attend_slots_adding, can_attend_slots
-from ...parallel.mesh.manual_axes import sharded_call
+from ...kernels.partition.sharded_call import sharded_call
 from ...parallel.mesh.mesh import axis_sizes
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import Latents, SharedKeys

@@ -9,11 +9,11 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError, did_you_mean
+from ...kernels.partition.sharded_call import manual_axes, sharded_call
 from ..mesh.axes import BATCH_ROLES, axes_with_role, share_experts
 from ..mesh.manual_axes import axes_of, axis_size, copy_each, describe_axes, divisors, mesh_in_use
 from ..mesh.mesh import axis_sizes
@@ -39,12 +39,6 @@ class ExpertRegion:
     hidden_axes: tuple[str, ...]
     hidden_parts: int
     is_whole: bool
-
-
-def manual_axes(mesh: AnyMesh) -> frozenset[str]:
-    """Return the axes that an enclosing region has made manual."""
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return frozenset(name for name, kind in kinds if kind == AxisType.Manual)
 
 
 def region_of(mesh: AnyMesh, token_axes: tuple[str, ...], *, hidden_width: int) -> ExpertRegion:
@@ -222,13 +216,13 @@ def moe_ffn(
         return y[None], stats
 
     tokens_spec = P(region.hidden_axes or None, *spec)
-    mapped = jax.shard_map(
+    mapped = sharded_call(
         run,
-        mesh=in_use,
+        in_use,
         in_specs=(tokens_spec, P(), P(), _weight_specs(weights, region, token_axes, axis)),
         out_specs=(tokens_spec, P()),
-        axis_names=set(region.axes),
-        check_vma=not region.is_whole,  # it has no Pallas kernels
+        axes=region.axes,
+        checks_varying=not region.is_whole,  # then it has no Pallas kernels
     )
     y, stats = mapped(
         copy_each((x, router_x), region.hidden_parts),

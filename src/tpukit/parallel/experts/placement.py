@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ...errors import ShardingError
+from ...kernels.partition.sharded_call import sharded_call
 from ...shown import Shown
 from ..mesh.mesh import axis_sizes
 from ..sharding.rules import spec_entries
@@ -212,12 +213,13 @@ def _reordering(sharding: NamedSharding, order: tuple[int, ...], dimension: int)
     sizes = axis_sizes(sharding.mesh)
     devices = math.prod(sizes[axis] for axis in axes)
     spec = PartitionSpec(*[None] * dimension, axes)
-    exchange = jax.shard_map(
+    exchange = sharded_call(
         partial(_exchange, order=index, devices=devices, axes=axes, dimension=dimension),
-        mesh=sharding.mesh,
+        sharding.mesh,
         in_specs=spec,
         out_specs=spec,
-        axis_names=set(axes),
+        axes=axes,
+        checks_varying=True,
     )
     return jax.jit(exchange, out_shardings=sharding)
 

@@ -1,8 +1,8 @@
 """Find the mesh for a function that communicates over a mesh axis, and check the axis."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,36 +26,6 @@ def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
     if mesh is None:
         return current if axis in current.axis_names else None
     return current if AxisType.Manual in current.axis_types else mesh
-
-
-def sharded_call(
-    function: Callable[..., Any], mesh: AnyMesh, *, in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
-    """Return `function` of each device's shards, for kernels, which the compiler cannot partition.
-
-    All axes of the mesh become manual. Inside another manual region, such as a pipeline stage, its
-    axes are manual already, and only the others are added.
-
-    Args:
-        function: A function of shards.
-        mesh: The mesh of the arrays.
-        in_specs: Shardings of the arguments.
-        out_specs: Shardings of the results.
-    """
-    current = jax.sharding.get_abstract_mesh()
-    taken = {
-        name
-        for name, kind in zip(current.axis_names, current.axis_types, strict=True)
-        if kind == AxisType.Manual
-    }
-    return jax.shard_map(
-        function,
-        mesh=current if taken else mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=set(mesh.axis_names) - taken,
-        check_vma=False,
-    )
 
 
 def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:

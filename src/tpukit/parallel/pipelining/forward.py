@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import MeshError, ShardingError
+from ...kernels.partition.sharded_call import sharded_call
 from ..mesh.manual_axes import axis_size, copy_each, divisors, mesh_in_use
 
 Tree = TypeVar("Tree")
@@ -179,9 +180,7 @@ def over_stages(
     the gradient of a nested shard_map (ring attention, experts) be lowered. Such a region runs only
     when compiled, hence the jit.
     """
-    mapped = jax.shard_map(
-        run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={axis}, check_vma=False
-    )
+    mapped = sharded_call(run, mesh, in_specs=in_specs, out_specs=out_specs, axes={axis})
     return jax.jit(mapped)
 
 

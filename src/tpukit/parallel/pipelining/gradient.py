@@ -132,11 +132,11 @@ class OneForwardOneBackward:
         microbatch, active = self._work(backward_microbatch(tick, stage, stages))
         x = _Floats.of(_at(saved, microbatch % self.plan.buffers))
 
-        def run_stage(params: Any, leaves: list[Array]) -> tuple[list[Array], Any]:
+        def run_stage(params: PyTree, leaves: list[Array]) -> tuple[list[Array], Any]:
             y = _Floats.of(self.stage_fn(params, x.put(leaves)))
             return y.leaves, y
 
-        def run_loss(params: Any, leaves: list[Array]) -> tuple[Array, Any]:
+        def run_loss(params: PyTree, leaves: list[Array]) -> tuple[Array, Any]:
             loss, aux = self.loss_fn(params, y.put(leaves), _at(targets, microbatch))
             return loss / self.plan.microbatches, aux
 
@@ -146,7 +146,7 @@ class OneForwardOneBackward:
         )
         d_stage, d_x = pull_stage(select(stage == stages - 1, d_y, state.arriving))
 
-        def run_first(params: Any) -> list[Array]:
+        def run_first(params: PyTree) -> list[Array]:
             return _Floats.of(self.first_fn(params, _at(inputs, microbatch))).leaves
 
         _, pull_first = jax.vjp(run_first, here.first)
@@ -177,10 +177,10 @@ class _Floats(NamedTuple):
     """The leaves of a tree that have gradients; the others (ids, positions) pass through."""
 
     leaves: list[Any]
-    tree: Any
+    tree: PyTree
 
     @classmethod
-    def of(cls, tree: Any) -> "_Floats":
+    def of(cls, tree: PyTree) -> "_Floats":
         return cls([leaf for leaf in jax.tree.leaves(tree) if _is_float(leaf)], tree)
 
     def put(self, leaves: list[Array]) -> Any:
@@ -193,7 +193,7 @@ def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _at(tree: Any, index: Array | int) -> Any:
+def _at(tree: PyTree, index: Array | int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 

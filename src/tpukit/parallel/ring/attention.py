@@ -6,6 +6,8 @@ the scores.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,14 +18,16 @@ from jax.sharding import PartitionSpec as P
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
-from ...kernels.ops.flash_attention.reference import add_sinks, attend_in_chunks, sink_gradient
+from ...kernels.ops.flash_attention.reference import add_sinks, sink_gradient
+from ...kernels.ops.flash_attention.spec import AttentionSpec, SegmentIds
+from ...kernels.partition.sharded_call import sharded_call
 from ...kernels.registry.dispatch import dispatch
 from ...kernels.registry.op import PALLAS_TPU, XLA
-from ..mesh.manual_axes import axis_size, divisors, mesh_in_use, sharded_call, whole_key_heads
+from ..mesh.manual_axes import axis_size, divisors, mesh_in_use, whole_key_heads
 from . import kernel as ring_kernel
 from . import loop as ring_loop
 from . import window as ring_window
-from .loop import Ring, Sight
+from .loop import Ring
 from .order import RingLayout, check_layout, check_length, pieces_a_shard
 
 OP_NAME = "ring_attention"
@@ -88,16 +92,23 @@ def ring_attention(
     check_layout(layout)
     _check_shapes(q, k, v, segment_ids, sinks)
     _check_reach(window, chunk)
+    spec = AttentionSpec(
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        soft_cap=soft_cap,
+        scale=scale,
+        segment_ids=SegmentIds.of(segment_ids),
+        sinks=sinks,
+    )
     in_use = mesh_in_use(mesh, axis)
     shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Ring attention")
     check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
     piece, around_the_ring = q.shape[1] // (shards * pieces_a_shard(layout)), shards
-    own_chunk = None
-    if causal and chunk is not None and piece % chunk == 0:
-        # A device has full chunks, which are independent sequences, so nothing has to move.
-        own_chunk, chunk = chunk, None
-        piece, around_the_ring, layout = own_chunk, 1, "contiguous"
-    sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale, chunk, soft_cap)
+    # Where a device has full chunks, which are independent sequences, nothing has to move.
+    own_chunk = chunk if causal and chunk is not None and piece % chunk == 0 else None
+    if own_chunk is not None:
+        piece, around_the_ring, layout, chunk = own_chunk, 1, "contiguous", None
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
     # Chunks of several pieces each: the kernel has no window that ends with one.
     chunks_fit = chunk is None or (causal and window is None and chunk % piece == 0)
@@ -111,49 +122,48 @@ def ring_attention(
             f"{NARROWEST} or more; leave implementation= out to take blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
-    ring = Ring(axis, around_the_ring, layout, piece, _block(piece, block_size), sight)
+    around = replace(spec, chunk=chunk, segment_ids=None, sinks=None)
+    ring = Ring(axis, around_the_ring, layout, piece, _block(piece, block_size), around)
 
-    def attend(
-        q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
-    ) -> Array:
-        def part(*arrays: Array | None) -> Array:
-            return _attend(
-                {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
-                {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
-                arrays,
-                sinks,
-                implementation=implementation,
-                on_tpu=PALLAS_TPU if kernel_can else XLA,
-                on_gpu=XLA,
-                elsewhere=XLA,
-                options={"ring": ring},
-                pallas_options={"interpret": interpret},
-            )
+    def part(q: Array, k: Array, v: Array, spec: AttentionSpec) -> Array:
+        ids = None if spec.segment_ids is None else spec.segment_ids.q
+        return _attend(
+            {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
+            {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
+            (q, k, v, ids),
+            spec.sinks,
+            implementation=implementation,
+            on_tpu=PALLAS_TPU if kernel_can else XLA,
+            on_gpu=XLA,
+            elsewhere=XLA,
+            options={"ring": ring},
+            pallas_options={"interpret": interpret},
+        )
 
-        return attend_in_chunks(part, q, k, v, segment_ids, chunk=own_chunk)
+    def attend(q: Array, k: Array, v: Array, spec: AttentionSpec) -> Array:
+        return spec.by_chunk(part, q, k, v) if own_chunk is not None else part(q, k, v, spec)
 
     if in_use is None or (shards == 1 and batch_axes is None):
-        return attend(q, k, v, segment_ids, sinks)
+        return attend(q, k, v, spec)
     if batch_axes is None:
         rows = P(None, axis)
 
-        def local(
-            q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
-        ) -> Array:
+        def local(q: Array, k: Array, v: Array, spec: AttentionSpec) -> Array:
             # Every device has a share of their gradient; jax sums the shares of varying values.
-            sinks = None if sinks is None else jax.lax.pcast(sinks, axis, to="varying")
-            return attend(q, k, v, segment_ids, sinks)
+            varying = partial(jax.lax.pcast, axis_name=axis, to="varying")
+            return attend(q, k, v, replace(spec, sinks=jax.tree.map(varying, spec.sinks)))
 
-        mapped = jax.shard_map(
-            local, mesh=in_use, in_specs=(*(rows,) * 4, P()), out_specs=rows, axis_names={axis}
+        in_specs = (rows, rows, rows, spec.with_arrays(rows, P()))
+        mapped = sharded_call(
+            local, in_use, in_specs=in_specs, out_specs=rows, axes={axis}, checks_varying=True
         )
-        return mapped(q, k, v, segment_ids, sinks)
+        return mapped(q, k, v, spec)
     k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
     rows = P(batch_axes or None, axis)
     spread = P(*rows, head_axes or None)
-    in_specs = (*(spread,) * 3, rows, P(head_axes or None))
+    in_specs = (spread, spread, spread, spec.with_arrays(rows, P(head_axes or None)))
     mapped = sharded_call(attend, in_use, in_specs=in_specs, out_specs=spread)
-    return mapped(q, k, v, segment_ids, sinks)
+    return mapped(q, k, v, spec)
 
 
 def _attend(

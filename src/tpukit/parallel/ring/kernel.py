@@ -6,15 +6,17 @@ their rows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...annotations import PyTree
 from ...kernels.ops.flash_attention import pallas_tpu
-from ...kernels.ops.flash_attention.problem import Residuals, SegmentIds
+from ...kernels.ops.flash_attention.problem import Residuals
+from ...kernels.ops.flash_attention.spec import SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
@@ -134,7 +136,7 @@ def backward(
     d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _own_pairs(ring))
     hops, here = ring.hops(q.shape[1]), ring.here
 
-    def hop(carry: Any, number: Array) -> tuple[Any, None]:
+    def hop(carry: PyTree, number: Array) -> tuple[Any, None]:
         d_q, d_keys, keys = carry
         # Neither waits for the computation: the sums of the last hop are added after it.
         coming, arriving = ring.pass_on(keys), ring.pass_on(d_keys)
@@ -150,7 +152,7 @@ def backward(
 def _own_pairs(ring: Ring) -> list[_Pair]:
     """Return the pairs of this device's queries with its own keys."""
     if _pieces(ring) == 1:
-        return [_Pair(0, 0, causal=ring.sight.causal)]
+        return [_Pair(0, 0, causal=ring.spec.causal)]
     across = _Pair(1, 0, visible=_in_one_chunk(ring, _late(ring, ring.here), ring.here))
     return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), across]
 
@@ -165,7 +167,7 @@ def _pairs_after(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
     there = (here - hops) % ring.shards
     earlier = there < here
     if _pieces(ring) == 1:
-        if not ring.sight.causal:
+        if not ring.spec.causal:
             return [_Pair(0, 0)]
         in_chunk = _in_one_chunk(ring, here, there)
         return [_Pair(0, 0, visible=earlier if in_chunk is None else earlier & in_chunk)]
@@ -185,9 +187,9 @@ def _late(ring: Ring, device: Array) -> Array:
 
 def _in_one_chunk(ring: Ring, piece: Array, other: Array) -> Array | None:
     """Whether two pieces are in one chunk; None without chunks."""
-    if ring.sight.chunk is None:
+    if ring.spec.chunk is None:
         return None
-    pieces = ring.sight.chunk // ring.piece
+    pieces = ring.spec.chunk // ring.piece
     return piece // pieces == other // pieces
 
 
@@ -197,7 +199,7 @@ def _where_visible(
     """Return the contribution of a pair, or arrays of `nothing` where it is not visible."""
     if pair.visible is None:
         return compute()
-    if ring.sight.chunk is not None:
+    if ring.spec.chunk is not None:
 
         def skip() -> tuple[Array, ...]:
             shapes = zip(jax.eval_shape(compute), nothing, strict=True)
@@ -211,15 +213,12 @@ def _where_visible(
 
 def _pieces(ring: Ring) -> int:
     """Return the pieces; without a causal mask the order does not matter to the kernel."""
-    return pieces_a_shard(ring.layout) if ring.sight.causal else 1
+    return pieces_a_shard(ring.layout) if ring.spec.causal else 1
 
 
 def _options(ring: Ring, pair: _Pair, interpret: bool) -> dict[str, Any]:
-    sight = ring.sight
-    return {
-        "causal": pair.causal, "scale": sight.scale, "soft_cap": sight.soft_cap,
-        "interpret": interpret,
-    }  # fmt: skip
+    between_pieces = replace(ring.spec, causal=pair.causal, chunk=None)
+    return {**between_pieces.options, "interpret": interpret}
 
 
 def _ids(pair: _Pair, own: Array | None, met: Array | None) -> SegmentIds | None:

@@ -7,11 +7,9 @@ pieces, and adds R S to their results.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -20,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from ...annotations import AnyMesh
 from ...errors import ShardingError
 from ...kernels import gated_delta, short_convolution
-from ..mesh.manual_axes import axis_size, mesh_in_use, sharded_call
+from ...kernels.partition.sharded_call import sharded_call
+from ..mesh.manual_axes import axis_size, mesh_in_use
 from ..mesh.mesh import axis_sizes
 from .order import RingLayout, check_layout, check_length, pieces_a_shard, zigzag_order
 
@@ -103,9 +102,10 @@ def context_gated_delta(
         q, k = (jnp.repeat(x, v.shape[2] // k.shape[2], axis=2) for x in (q, k))
     rows = P(batch_axes or None, axis)
     heads, states = P(*rows, head_axes or None), P(batch_axes or None, head_axes or None)
-    mapped = _map(
+    mapped = sharded_call(
         lambda *arrays: attend(*arrays[:5], ids=arrays[5], state=arrays[6]),
-        *(in_use, axis, batch_axes),
+        in_use,
+        axes={axis} if batch_axes is None else None,
         in_specs=(*(heads,) * 5, rows, states),
         out_specs=(heads, states),
     )
@@ -157,9 +157,10 @@ def context_short_convolution(
 
     rows = P(batch_axes or None, axis)
     spread = P(*rows, channel_axes or None)
-    mapped = _map(
+    mapped = sharded_call(
         convolve,
-        *(in_use, axis, batch_axes),
+        in_use,
+        axes={axis} if batch_axes is None else None,
         in_specs=(spread, P(channel_axes or None), rows),
         out_specs=spread,
     )
@@ -244,16 +245,3 @@ def _pieces(
     shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Linear attention")
     check_length(length, shards=shards, layout=layout, axis=axis)
     return in_use, Pieces(axis, shards, layout)
-
-
-def _map(
-    function: Callable[..., Any],
-    mesh: AnyMesh,
-    axis: str,
-    batch_axes: tuple[str, ...] | None,
-    **specs: Any,
-) -> Callable[..., Any]:
-    if batch_axes is not None:
-        return sharded_call(function, mesh, **specs)
-    # Every device computes the same last state, which jax cannot know.
-    return jax.shard_map(function, mesh=mesh, axis_names={axis}, check_vma=False, **specs)

@@ -12,7 +12,8 @@ from jax import Array
 
 from ...kernels.blocks.tiling import round_up
 from ...kernels.ops.flash_attention import pallas_tpu
-from ...kernels.ops.flash_attention.problem import LANES, Residuals, SegmentIds
+from ...kernels.ops.flash_attention.problem import LANES, Residuals
+from ...kernels.ops.flash_attention.spec import SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
@@ -92,17 +93,13 @@ def _with_ends(ring: Ring, x: Array, behind: int) -> Array:
 
 def _reach(ring: Ring, q: Array) -> int:
     """Return the tokens before a piece that its queries may see, in full lanes if possible."""
-    assert ring.sight.window is not None
+    assert ring.spec.window is not None
     piece = q.shape[1] // pieces_a_shard(ring.layout)
-    return min(round_up(ring.sight.window - 1, LANES), piece)
+    return min(round_up(ring.spec.window - 1, LANES), piece)
 
 
 def _options(ring: Ring, interpret: bool) -> dict[str, Any]:
-    sight = ring.sight
-    return {
-        "causal": True, "window": sight.window, "scale": sight.scale, "soft_cap": sight.soft_cap,
-        "interpret": interpret,
-    }  # fmt: skip
+    return {**ring.spec.options, "interpret": interpret}
 
 
 def _before(rows: int, x: Array, value: int = 0) -> Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...kernels.partition.sharded_call import sharded_call
 from .nearest import Form, chunk_for, form_for, nearest_in_chunk
 
 _AXIS = "data"
@@ -119,12 +120,11 @@ def _pass(mesh: Mesh | None, form: Form):  # noqa: ANN202 — a jitted function 
     if mesh is None:
         return jax.jit(partial(sums_of_chunks, form=form, axis=None))
     split = PartitionSpec(None, _AXIS)
-    mapped = jax.shard_map(
+    mapped = sharded_call(
         partial(sums_of_chunks, form=form, axis=_AXIS),
-        mesh=mesh,
+        mesh,
         in_specs=(split, split, PartitionSpec(), PartitionSpec(), PartitionSpec()),
         out_specs=PartitionSpec(),
-        check_vma=False,
     )
     return jax.jit(mapped)
 

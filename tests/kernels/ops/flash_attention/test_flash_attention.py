@@ -14,8 +14,8 @@ from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.ops.flash_attention import reference
 from tpukit.kernels.ops.flash_attention.api import OP, case, flash_attention
-from tpukit.kernels.ops.flash_attention.problem import FlashBlocks, SegmentIds
-from tpukit.kernels.ops.flash_attention.visibility import BlockMask
+from tpukit.kernels.ops.flash_attention.problem import FlashBlocks
+from tpukit.kernels.ops.flash_attention.spec import BlockMask, SegmentIds
 from tpukit.kernels.ops.rope import RopeTables
 
 SMALL = FlashBlocks(128, 128, 128, 1, 128, 128, 128)

@@ -16,7 +16,8 @@ from tpukit.hardware.target import target_chip
 from tpukit.kernels.ops.flash_attention import pallas_tpu, xla
 from tpukit.kernels.ops.flash_attention.api import OP, flash_attention
 from tpukit.kernels.ops.flash_attention.arguments import read_mask
-from tpukit.kernels.ops.flash_attention.problem import FlashBlocks, SegmentIds
+from tpukit.kernels.ops.flash_attention.problem import FlashBlocks
+from tpukit.kernels.ops.flash_attention.spec import SegmentIds
 from tpukit.kernels.registry.op import KernelCase
 
 KINDS = ("all", "no_heads", "scores", "heads", "keys", "keys_of_heads", "queries")

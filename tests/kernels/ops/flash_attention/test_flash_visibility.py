@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tpukit.kernels.ops.flash_attention.problem import FlashBlocks
 from tpukit.kernels.ops.flash_attention.scores import sparse_table
-from tpukit.kernels.ops.flash_attention.visibility import BlockMask, Visibility
+from tpukit.kernels.ops.flash_attention.spec import AttentionSpec, BlockMask
+from tpukit.kernels.ops.flash_attention.visibility import Visibility
 
 lengths = st.integers(1, 60)
 
@@ -16,7 +17,8 @@ def visibilities(draw: st.DrawFn) -> Visibility:
     causal = draw(st.booleans())
     window = draw(st.none() | st.integers(1, 30))
     offset = draw(st.integers(0, 40)) if window is not None and not causal else 0
-    return Visibility(draw(lengths), draw(lengths), causal, window, key_offset=offset)
+    spec = AttentionSpec(causal=causal, window=window)
+    return Visibility(draw(lengths), draw(lengths), spec, key_offset=offset)
 
 
 def check(seen: np.ndarray, span: tuple[int, int, int, int], block: int) -> None:
@@ -61,7 +63,7 @@ def test_the_table_of_a_block_mask_lists_each_seen_block_once(
 ) -> None:
     blocks = np.array([(bits >> n) & 1 for n in range(16)], bool).reshape(4, 4)[:rows, :columns]
     mask = BlockMask.from_array(blocks, block_size=128)
-    sees = Visibility(rows * 128, columns * 128, causal, None, mask)
+    sees = Visibility(rows * 128, columns * 128, AttentionSpec(causal=causal, mask=mask))
     steps = -(-columns // per_step)
     table = sparse_table(sees, outer=rows, steps=steps, inner_per_step=per_step, by_keys=False)
     entries = table.reshape(rows, steps, 2 + per_step)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from ....annotations import PyTree
 from ....errors import TPUKernelError
 from ...partition.splits import Splits
 from ...registry.dispatch import Passes, dispatch_with_gradient, recomputed
@@ -27,8 +28,9 @@ from .arguments import (
 )
 from .blocks import block_space, bucket, default_blocks, vmem_bytes
 from .cudnn_gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
-from .problem import FlashBlocks, Residuals, SegmentIds
-from .reference import attend_in_chunks, rotate_heads
+from .problem import AttentionArrays, FlashBlocks, Residuals
+from .reference import rotate_heads
+from .spec import AttentionSpec
 
 OP_NAME = "flash_attention"
 PASSES = {
@@ -49,7 +51,7 @@ SPLITS = Splits(
 )
 
 
-def attend_with_gradient(*arrays: Any, **choice: Any) -> jax.Array:
+def attend_with_gradient(*arrays: PyTree, **choice: Any) -> jax.Array:
     """Call `dispatch` with a gradient, which costs nothing in calls without one.
 
     Args:
@@ -65,7 +67,7 @@ def implementation(name: str) -> Callable[..., jax.Array]:
     """Return one implementation as a function `f(*arrays, **options)` with its gradient."""
     find_implementation(OP_NAME, PASSES, name)
 
-    def call(*arrays: Any, **options: Any) -> jax.Array:
+    def call(*arrays: PyTree, **options: Any) -> jax.Array:
         return attend_with_gradient(*arrays, implementation=name, options=options)
 
     return call
@@ -150,9 +152,18 @@ def flash_attention(
     if rope is not None:
         check_rope(rope, q, k)
     check_sinks(sinks, q.shape[2])
-    check_chunk(chunk, q, k, causal=causal, masked=mask is not None)
     masks = read_mask(mask, q, k, block_size=block_size)
-    ids = read_segment_ids(segment_ids, q, k)
+    spec = AttentionSpec(
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        mask=masks.blocks,
+        soft_cap=soft_cap,
+        scale=scale,
+        segment_ids=read_segment_ids(segment_ids, q, k),
+        sinks=sinks,
+    )
+    check_chunk(spec, q, k, masked=mask is not None)
     if block_size is not None and blocks is None:
         blocks = equal_blocks(block_size)
     if not use_flash:
@@ -162,36 +173,31 @@ def flash_attention(
                 f"'{implementation}' does not; give only one of them."
             )
         implementation = REFERENCE
-    options: dict[str, Any] = {
-        "causal": causal,
-        "window": window,
-        "mask": masks.blocks,
-        "soft_cap": soft_cap,
-        "scale": scale,
-    }
     tables = None if rope is None else RopeTables(*rope)
     if chunk is not None and tables is not None:
         # Positions within a chunk are not those in the sequence.
         q, k = (rotate_heads(x, tables) for x in (q, k))
         tables = None
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *ids: Any) -> jax.Array:
-        pair = None if ids[0] is None else SegmentIds(*ids)
-        arrays = (q, k, v, pair, tables, masks.scores, sinks)
-        return _choose(*arrays, implementation=implementation, blocks=blocks, options=options)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, spec: AttentionSpec) -> jax.Array:
+        arrays = AttentionArrays(q, k, v, spec.segment_ids, tables, masks.scores, spec.sinks)
+        return _choose(arrays, spec, implementation=implementation, blocks=blocks)
 
-    ids = (None, None) if ids is None else ids
-    out = attend_in_chunks(attend, q, k, v, *ids, chunk=chunk)
+    out = spec.by_chunk(attend, q, k, v)
     if masks.queries is not None:
         out = jnp.where(masks.queries, out, 0)
     return out.swapaxes(1, 2) if layout == "BHSD" else out
 
 
 def _choose(
-    *arrays: Any, implementation: str | None, blocks: FlashBlocks | None, options: dict[str, Any]
+    arrays: AttentionArrays,
+    spec: AttentionSpec,
+    *,
+    implementation: str | None,
+    blocks: FlashBlocks | None,
 ) -> jax.Array:
     """Run the implementation of that name, or that of the platform."""
-    q, _, v, ids, _, dense_mask, sinks = arrays
+    q, options = arrays.q, spec.options
     if implementation == CUDNN:
         return cudnn_attention(*arrays, **options)
     kernel_can = q.dtype in (jnp.float32, jnp.bfloat16)
@@ -201,7 +207,7 @@ def _choose(
             "cast them, or use implementation='xla'."
         )
 
-    def elsewhere(*arrays: Any) -> Any:
+    def elsewhere(*arrays: PyTree) -> Any:
         return attend_with_gradient(
             *arrays,
             implementation=implementation,
@@ -212,19 +218,11 @@ def _choose(
             pallas_options={"blocks": blocks},
         )
 
-    without = why_not_cudnn(
-        q,
-        v,
-        causal=options["causal"],
-        window=options["window"],
-        masked=any(x is not None for x in (ids, dense_mask, options["mask"])),
-        soft_cap=options["soft_cap"],
-        sinks=sinks,
-    )
+    without = why_not_cudnn(q, arrays.v, spec, masked=arrays.dense_mask is not None)
     if implementation is not None or without is not None or not cudnn_is_here():
         return elsewhere(*arrays)
 
-    def on_gpu(*arrays: Any) -> Any:
+    def on_gpu(*arrays: PyTree) -> Any:
         return cudnn_attention(*arrays, **options)
 
     # Outside of the shared gradient, because cuDNN has residuals of its own.

@@ -8,8 +8,9 @@ import numpy as np
 
 from ....errors import TPUKernelError, did_you_mean
 from ...blocks.tiling import round_up
-from .problem import FlashBlocks, SegmentIds
-from .visibility import BlockMask, ceil_div
+from .problem import FlashBlocks
+from .spec import AttentionSpec, BlockMask, SegmentIds
+from .visibility import ceil_div
 
 AxisOrder = Literal["BSHD", "BHSD"]
 _AXES = {"BSHD": "(B, S, {}, D)", "BHSD": "(B, {}, S, D)"}
@@ -75,19 +76,19 @@ def check_sinks(sinks: Any, heads: int) -> None:
         )
 
 
-def check_chunk(chunk: int | None, q: Any, k: Any, *, causal: bool, masked: bool) -> None:
+def check_chunk(spec: AttentionSpec, q: Any, k: Any, *, masked: bool) -> None:
     """Refuse chunks except in causal self-attention; q is (B, S, H, D).
 
     Raises:
         TPUKernelError: With the alternative.
     """
-    if chunk is None:
+    if spec.chunk is None:
         return
-    if chunk < 1:
-        raise TPUKernelError(f"chunk={chunk} must be at least 1; None means no chunks.")
-    if not causal or q.shape[1] != k.shape[1] or masked:
+    if spec.chunk < 1:
+        raise TPUKernelError(f"chunk={spec.chunk} must be at least 1; None means no chunks.")
+    if not spec.causal or q.shape[1] != k.shape[1] or masked:
         raise TPUKernelError(
-            f"chunk={chunk} is for causal attention without mask= and with as many queries as "
+            f"chunk={spec.chunk} is for causal attention without mask= and with as many queries as "
             "keys; state the chunks in mask= or segment_ids= instead."
         )
 

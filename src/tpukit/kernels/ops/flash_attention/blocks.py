@@ -12,7 +12,8 @@ from ...blocks.tiling import round_up, word_sublanes
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import KernelCase
 from .problem import LANES, FlashBlocks, Problem
-from .visibility import BlockMask, Visibility
+from .spec import STATIC_FIELDS, AttentionSpec
+from .visibility import Visibility
 
 # From static timing of causal bfloat16 heads of 128 (benchmarks/attention_rivals.py): large blocks
 # of queries save the MXU reloads of keys.
@@ -37,32 +38,16 @@ SAFE = FlashBlocks()
 
 def problem_of(case: KernelCase) -> Problem:
     """Return the problem of a case."""
-    q, k, v = case.arguments[:3]
-    options = {name: case.options[name] for name in _OPTIONS if name in case.options}
-    return make_problem(q, k, v, **options)
+    given = {name: case.options[name] for name in STATIC_FIELDS if name in case.options}
+    mask_rows: int = case.options.get("mask_rows", 0)
+    return make_problem(*case.arguments[:3], AttentionSpec(**given), mask_rows=mask_rows)
 
 
-_OPTIONS = ("causal", "window", "mask", "soft_cap", "scale", "mask_rows")
-
-
-def make_problem(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    mask: BlockMask | None = None,
-    soft_cap: float | None = None,
-    scale: float | None = None,
-    mask_rows: int = 0,
-) -> Problem:
+def make_problem(q: Any, k: Any, v: Any, spec: AttentionSpec, *, mask_rows: int = 0) -> Problem:
     """Return the static part of a call with q (B, S, H, D), k (B, S, KV, D), v (B, S, KV, Dv)."""
-    visibility = Visibility(q.shape[1], k.shape[1], causal, window, mask)
     return Problem(
-        visibility=visibility,
-        scale=q.shape[3] ** -0.5 if scale is None else scale,
-        soft_cap=soft_cap,
+        visibility=Visibility(q.shape[1], k.shape[1], spec),
+        scale=spec.scale_of(q.shape[3]),
         heads=q.shape[2],
         kv_heads=k.shape[2],
         width=q.shape[3],

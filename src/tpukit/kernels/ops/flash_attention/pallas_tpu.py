@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ....annotations import PyTree
 from ....hardware.target import current_target
 from ...blocks.tuned import choose_blocks
 from ...blocks.vmem import check_vmem, vmem_limit_bytes
@@ -21,9 +22,10 @@ from .blocks import (
     problem_of,
 )
 from .forward import attend
-from .problem import LANES, AttentionArrays, FlashBlocks, Gradients, Problem, Residuals, SegmentIds
+from .problem import LANES, AttentionArrays, FlashBlocks, Gradients, Problem, Residuals
 from .reference import rotate_heads, sink_gradient
-from .visibility import BlockMask, Visibility
+from .spec import BlockMask, SegmentIds
+from .visibility import Visibility
 
 # Name of the result and its log-sum-exp in a remat policy: kept, they save a second forward pass.
 KEPT_NAME = "attention"
@@ -38,19 +40,19 @@ def can_flash(q: jax.Array, v: jax.Array, *, length: int | None = None) -> bool:
     return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
 
-def result(*arrays: Any, **options: Any) -> jax.Array:
+def result(*arrays: PyTree, **options: Any) -> jax.Array:
     """Return the result alone, without residuals."""
     return _attend(AttentionArrays(*arrays), with_lse=False, **options)[0]
 
 
-def with_sums(*arrays: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+def with_sums(*arrays: PyTree, **options: Any) -> tuple[jax.Array, jax.Array]:
     """Return the result and the log-sum-exp of each row (B, H, S), which joins results."""
     out, lse = _attend(AttentionArrays(*arrays), with_lse=True, **options)
     assert lse is not None
     return out, lse
 
 
-def forward(*arrays: Any, **options: Any) -> tuple[jax.Array, Residuals]:
+def forward(*arrays: PyTree, **options: Any) -> tuple[jax.Array, Residuals]:
     """Return the result and the residuals."""
     out, lse = with_sums(*arrays, **options)
     return out, Residuals(*AttentionArrays(*arrays), out, lse)
@@ -193,4 +195,5 @@ def _local(visibility: Visibility, rows: slice, start: int, stop: int) -> Visibi
         mask = BlockMask.from_array(cut, block_size=size)
     offset = start - rows.start if visibility.symmetric else 0
     lengths = {"q_len": rows.stop - rows.start, "kv_len": stop - start}
-    return dataclasses.replace(visibility, mask=mask, key_offset=offset, **lengths)
+    spec = dataclasses.replace(visibility.spec, mask=mask)
+    return dataclasses.replace(visibility, spec=spec, key_offset=offset, **lengths)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ...blocks.tiling import round_up
 from ...registry.op import BlockSizes
 from ..rope import RopeTables
+from .spec import SegmentIds
 from .visibility import Visibility
 
 LANES = 128
@@ -68,13 +69,6 @@ class FlashBlocks(BlockSizes):
         )
 
 
-class SegmentIds(NamedTuple):
-    """Document numbers of packed sequences: (B, q_len) and (B, kv_len)."""
-
-    q: jax.Array
-    kv: jax.Array
-
-
 class AttentionArrays(NamedTuple):
     """The array arguments of one attention call, in the order of every implementation.
 
@@ -114,6 +108,11 @@ class Residuals(NamedTuple):
     out: jax.Array
     lse: jax.Array
 
+    @property
+    def arrays(self) -> AttentionArrays:
+        """The arguments."""
+        return AttentionArrays(*self[:7])
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -122,7 +121,6 @@ class Problem:
     Attributes:
         visibility: Which keys a query attends to, and both lengths.
         scale: Factor of the scores, before the cap.
-        soft_cap: Bound of the scores, by a tanh.
         heads: Heads of the queries.
         kv_heads: Heads of keys and values.
         width: Width of one head of queries and keys, without padding.
@@ -133,13 +131,17 @@ class Problem:
 
     visibility: Visibility
     scale: float
-    soft_cap: float | None
     heads: int
     kv_heads: int
     width: int
     v_width: int
     dtype: Any
     mask_rows: int = 0
+
+    @property
+    def soft_cap(self) -> float | None:
+        """Bound of the scores, by a tanh."""
+        return self.visibility.spec.soft_cap
 
     @property
     def group(self) -> int:

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.typing import ArrayLike
 
-from ....errors import TPUKernelError
+from .spec import AttentionSpec, BlockMask
 
 # Positions are traced inside kernels, and plain integers where they shape a grid.
 Position = int | Any
@@ -25,66 +23,35 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockMask:
-    """A static block-sparse pattern: which blocks of the score matrix are computed.
-
-    Attributes:
-        blocks: One row per block of queries, one value per block of keys.
-        block_size: Tokens of a block, a multiple of 128.
-    """
-
-    blocks: tuple[tuple[bool, ...], ...]
-    block_size: int
-
-    @classmethod
-    def from_array(cls, blocks: ArrayLike, *, block_size: int) -> "BlockMask":
-        """Make a mask from a two-dimensional array of booleans that is known while tracing.
-
-        Raises:
-            TPUKernelError: The array is traced or not two-dimensional, or the size is not a
-                multiple of 128.
-        """
-        if isinstance(blocks, Tracer):
-            raise TPUKernelError(
-                "a block mask decides which blocks are computed, so it must be known while "
-                "tracing, but it is a traced array; pass a numpy array or a BlockMask."
-            )
-        array = np.asarray(blocks, dtype=bool)
-        if array.ndim != 2 or not array.size:
-            raise TPUKernelError(
-                f"a block mask has one row of booleans per block of queries, but this one "
-                f"has shape {array.shape}; pass (query blocks, key blocks)."
-            )
-        if block_size < 1 or block_size % 128:
-            raise TPUKernelError(
-                f"blocks of {block_size} tokens cannot be tiled; use a multiple of 128."
-            )
-        return cls(tuple(tuple(map(bool, row)) for row in array), block_size)
-
-    def to_array(self) -> np.ndarray:
-        """Return the blocks as booleans."""
-        return np.array(self.blocks, dtype=bool)
-
-
-@dataclass(frozen=True)
 class Visibility:
     """Which keys j a query i attends to; both count from 0, as in `jax.nn.dot_product_attention`.
 
     Attributes:
         q_len: Number of queries.
         kv_len: Number of keys.
-        causal: Whether only keys j <= i are visible.
-        window: Only keys with |i - j| < window are visible.
-        mask: Further blocks to leave out.
+        spec: The attention, without chunks and arrays.
         key_offset: Position of the first key, in a part of a problem with a symmetric window.
     """
 
     q_len: int
     kv_len: int
-    causal: bool = False
-    window: int | None = None
-    mask: BlockMask | None = None
+    spec: AttentionSpec
     key_offset: int = 0
+
+    @property
+    def causal(self) -> bool:
+        """Whether only keys j <= i are visible."""
+        return self.spec.causal
+
+    @property
+    def window(self) -> int | None:
+        """Only keys with |i - j| < window are visible."""
+        return self.spec.window
+
+    @property
+    def mask(self) -> BlockMask | None:
+        """Further blocks to leave out."""
+        return self.spec.mask
 
     @property
     def padding_is_visible(self) -> bool:
@@ -137,16 +104,10 @@ class Visibility:
 
     def token_mask(self, dtype: Any = bool) -> np.ndarray:
         """Return the full (q_len, kv_len) mask, for references and tests."""
-        distance = self.distance(np.arange(self.q_len)[:, None], np.arange(self.kv_len)[None, :])
-        visible = np.ones((self.q_len, self.kv_len), bool)
-        if self.causal:
-            visible &= distance >= 0
-        if self.window is not None:
-            visible &= abs(distance) < self.window
+        rows, columns = np.arange(self.q_len)[:, None], np.arange(self.kv_len)[None, :]
+        visible = self.spec.allows(rows - self.key_offset, columns)
         if self.mask is not None:
-            size = self.mask.block_size
-            grown = self.mask.to_array().repeat(size, 0).repeat(size, 1)
-            visible &= grown[: self.q_len, : self.kv_len]
+            visible = visible & self.mask.allows(rows, columns)
         return visible.astype(dtype)
 
 
