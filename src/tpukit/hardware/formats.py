@@ -68,6 +68,13 @@ class NumberFormat:
         return (count * self.bits + 7) // 8
 
     @property
+    def container(self) -> str:
+        """Name of the dtype of unpacked values: its own, or int8 where numpy has none."""
+        if self.kind not in ("integer", "unsigned") or self.bits in (2, 4) or self.bits % 8 == 0:
+            return self.name
+        return "uint8" if self.kind == "unsigned" else "int8"
+
+    @property
     def values_per_word(self) -> int:
         """Packed values per 32-bit word."""
         return WORD_BITS // self.bits
@@ -119,9 +126,10 @@ def _float(
     return NumberFormat(name, hlo, "float", bits, largest, aliases, peak, first_gpu)
 
 
-def _signed(
+def signed_integer(
     bits: int, *, peak: PeakName | None = None, first_gpu: float | None = None
 ) -> NumberFormat:
+    """Return the format of two's complement integers."""
     largest = 2 ** (bits - 1) - 1
     return NumberFormat(
         f"int{bits}", f"s{bits}", "integer", bits, largest, (f"i{bits}",), peak, first_gpu
@@ -144,9 +152,9 @@ FLOAT8_E4M3FN = _float(
 FLOAT8_E5M2 = _float(
     "float8_e5m2", "f8e5m2", 8, 57344.0, "e5m2", "fp8_e5m2", peak="fp8", first_gpu=8.9
 )
-INT8 = _signed(8, peak="int8", first_gpu=8.0)
+INT8 = signed_integer(8, peak="int8", first_gpu=8.0)
 UINT8 = _unsigned(8, peak="int8")
-INT4 = _signed(4, peak="int4")
+INT4 = signed_integer(4, peak="int4")
 
 FORMATS: tuple[NumberFormat, ...] = (
     _float("float64", "f64", 64, sys.float_info.max, "fp64", "double"),
@@ -162,12 +170,12 @@ FORMATS: tuple[NumberFormat, ...] = (
     _float("float8_e3m4", "f8e3m4", 8, 15.5, peak="fp8"),
     _float("float8_e8m0fnu", "f8e8m0fnu", 8, 2.0**127, "e8m0"),
     _float("float4_e2m1fn", "f4e2m1fn", 4, 6.0, "fp4", "float4", "f4", "e2m1"),
-    _signed(64),
-    _signed(32),
-    _signed(16),
+    signed_integer(64),
+    signed_integer(32),
+    signed_integer(16),
     INT8,
     INT4,
-    _signed(2),
+    signed_integer(2),
     _unsigned(64),
     _unsigned(32),
     _unsigned(16),

@@ -1,15 +1,28 @@
 """Storage formats of weights and optimizer moments: narrow values, and the scales they share.
 
 Sizes follow from the definition: int4 with one float32 scale per 128 values takes
-4 + 32 / 128 = 4.25 bits per value.
+4 + 32 / 128 = 4.25 bits per value. A weight format is one entry of `WEIGHT_FORMATS`: rounding,
+packing, files, plans and matmuls all read it from there.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import TPUValidationError, did_you_mean
-from .formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT32, INT4, INT8, UINT8, NumberFormat, spelled_as
+from .formats import (
+    BFLOAT16,
+    FLOAT8_E4M3FN,
+    FLOAT32,
+    INT4,
+    INT8,
+    UINT8,
+    A,
+    NumberFormat,
+    parse_format,
+    spelled_as,
+)
 
 BYTE_BITS = 8
 
@@ -37,18 +50,52 @@ class StoredFormat:
     entries: int = 0
 
     @property
+    def is_packed(self) -> bool:
+        """Whether several values share a 32-bit word."""
+        return self.group == 1 and self.values.bits < BYTE_BITS
+
+    @property
+    def has_codebook(self) -> bool:
+        """Whether a code is the index of a codebook entry."""
+        return self.entries > 0
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether integer activations can multiply the decoded values."""
+        return self.values.kind != "float"
+
+    @property
     def values_per_element(self) -> int:
         """Values of a line per array element: a code's group, or the values packed into a word."""
         if self.group > 1:
             return self.group
-        return self.values.values_per_word if self.values.bits < BYTE_BITS else 1
+        return self.values.values_per_word if self.is_packed else 1
+
+    @property
+    def multiple(self) -> int:
+        """Padded lines are a multiple of this many values."""
+        return math.lcm(self.padded_to, self.values_per_element)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of the stored array."""
+        return "int32" if self.is_packed else self.values.name
+
+    def pack(self, values: A) -> A:
+        """Return the stored array of values (rows, columns) whose columns are the lines."""
+        return self.values.pack(values) if self.is_packed else values
+
+    def unpack(self, stored: A) -> A:
+        """Return the values that `pack` was given."""
+        return self.values.unpack(stored) if self.is_packed else stored
 
     def nbytes(self, length: int, lines: int = 1) -> int:
         """Return the bytes of an array of `lines` lines with `length` values each."""
-        padded = -(-length // self.padded_to) * self.padded_to
-        codes = self.stages * (padded // self.group) * lines
+        padded = -(-length // self.multiple) * self.multiple
+        elements = self.stages * (padded // self.values_per_element) * lines
+        stored = elements * parse_format(self.dtype).itemsize
         codebook = INT8.nbytes(self.stages * self.entries * self.group)
-        return self.values.nbytes(codes) + self._scale_bytes(padded, lines) + codebook
+        return stored + self._scale_bytes(padded, lines) + codebook
 
     def _scale_bytes(self, length: int, lines: int) -> int:
         if self.scales is None:
@@ -66,10 +113,20 @@ _LANES = 128
 WEIGHT_FORMATS: dict[str, StoredFormat] = {
     "bf16": StoredFormat(values=BFLOAT16),
     "int8": StoredFormat(values=INT8, scales=FLOAT32, padded_to=_LANES),
-    "fp8": StoredFormat(values=FLOAT8_E4M3FN, scales=FLOAT32, padded_to=_LANES),
     "int4": StoredFormat(values=INT4, scales=FLOAT32, block=128, padded_to=_LANES),
+    "fp8": StoredFormat(values=FLOAT8_E4M3FN, scales=FLOAT32, padded_to=_LANES),
     "vq": StoredFormat(values=UINT8, scales=FLOAT32, padded_to=_LANES, group=4, entries=128),
 }
+
+
+def rounded_formats() -> tuple[str, ...]:
+    """Return the names of weight formats whose values are rounded numbers with scales."""
+    return tuple(
+        name
+        for name, format in WEIGHT_FORMATS.items()
+        if format.scales is not None and not format.has_codebook
+    )
+
 
 # Adam's two moments, by the name of the first moment's format as in `OptimizerSpec`. The second
 # moment needs the range of float32, or in int8 a scale per small block.

@@ -33,7 +33,7 @@ def absmax_scales(
 def to_nearest(scaled: jax.Array, format: NumberFormat) -> jax.Array:
     """Return the nearest values of a format, ties to even, for numbers within its range."""
     rounded = jnp.round(scaled) if format.kind in ("integer", "unsigned") else scaled
-    return rounded.astype(format.name)
+    return rounded.astype(format.container)
 
 
 def quantize(

@@ -16,15 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from ..errors import MissingExtraError, TPUValidationError, did_you_mean
-from ..hardware.formats import FLOAT8_E4M3FN
+from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..kernels import dequantize, quantized_matmul
 from ..kernels.ops.quantized_matmul.weight import (
     INT4_GROUP,
     QuantizedWeight,
     array_bytes,
-    pack_fp8,
-    pack_int4,
-    pack_int8,
+    pack_weight,
 )
 from ..models.stored.placement import weight_shardings
 
@@ -79,7 +77,6 @@ def gptq_round(
 
 Method: TypeAlias = Literal["nearest", "gptq", "awq"]
 METHODS: tuple[str, ...] = get_args(Method)
-_QTYPES = {"int8": "int8", "int4": "int4", "fp8": FLOAT8_E4M3FN.name}
 
 
 def quantize_integers(
@@ -89,7 +86,8 @@ def quantize_integers(
 
     Args:
         weight: The matrix.
-        format: "int8" or "fp8" with one scale per column, or "int4" with one per 128 rows.
+        format: "int8" or "fp8" with one scale per column, "int4" with one per 128 rows, or another
+            of `rounded_formats`.
         hessian: XᵀX of the inputs, at any scale.
         method: "nearest"; "gptq" compensates rounding errors in later rows; "awq" scales rows by
             the size of their inputs. Both need the hessian, and "gptq" needs integers.
@@ -99,17 +97,12 @@ def quantize_integers(
         MissingExtraError: qwix is not installed.
     """
     matrix = jnp.asarray(weight, jnp.float32)
-    group = INT4_GROUP if format == "int4" else None
-    rounded = _rounded(matrix, _QTYPES[format], group, hessian, method)
-    rows, columns = matrix.shape
-    values, scales = rounded.values[:rows], rounded.scales
-    if format == "int4":
-        packed = pack_int4(values.astype(jnp.int8), scales)
-    elif format == "int8":
-        packed = pack_int8(values.astype(jnp.int8), scales[0])
-    else:
-        packed = pack_fp8(values, scales[0])
-    assert packed.shape == (rows, columns)
+    stored = WEIGHT_FORMATS[format]
+    rounded = _rounded(matrix, stored.values.name, stored.block, hessian, method)
+    values = rounded.values[: matrix.shape[0]]
+    if stored.has_integers:
+        values = values.astype(jnp.int8)
+    packed = pack_weight(values, rounded.scales, format)
     return packed if rounded.inputs is None else ScaledInputs(packed, rounded.inputs)
 
 

@@ -86,7 +86,7 @@ def matrix_of(params: PyTree, matrix: ModelMatrix) -> jax.Array:
     return jnp.transpose(jnp.asarray(array), order).reshape(matrix.shape)
 
 
-def parameter_of(params: PyTree, matrix: ModelMatrix) -> Any:
+def parameter_of(params: PyTree, matrix: ModelMatrix) -> PyTree:
     """Return the parameter that contains a matrix."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if path_text(path) == matrix.path:

@@ -9,14 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from ..errors import TPUValidationError, did_you_mean
+from ..hardware.stored_formats import rounded_formats
 from ..models.stored.calibration import ModelMatrices, ModelMatrix
 from ..shown import Shown
 from .formats import VQ_FORMATS, parse_vq_format
 
 SKIP = "skip"
-# Of a matrix: by qwix (integers, fp8), by a codebook (vq…), rounded (bf16), or left as it is.
-INTEGERS = ("int8", "int4", "fp8")
-KNOWN = (*VQ_FORMATS, *INTEGERS, "bf16", SKIP)
 # (pattern of a matrix's name, format): the last one that matches counts.
 Rules = Sequence[tuple[str, str]]
 
@@ -31,19 +29,25 @@ DEFAULT_SKIPS: tuple[tuple[str, str], ...] = (
 LEAST_WEIGHTS = 1024
 
 
+def known_formats() -> tuple[str, ...]:
+    """Return the names of formats: by a codebook, rounded with scales, bfloat16, or none."""
+    return (*VQ_FORMATS, *rounded_formats(), "bf16", SKIP)
+
+
 def check_format(name: str) -> str:
     """Return the canonical name of a format.
 
     Raises:
         TPUValidationError: The format is unknown.
     """
-    if name in KNOWN:
+    known = known_formats()
+    if name in known:
         return name
     if name.startswith(("vq:", "trellis")):
         return parse_vq_format(name).name
     raise TPUValidationError(
-        f"{name!r} is no format of a plan; expected one of {', '.join(KNOWN)} and "
-        f"vq:<stages>x<entries>x<length>.{did_you_mean(name, KNOWN)}"
+        f"{name!r} is no format of a plan; expected one of {', '.join(known)} and "
+        f"vq:<stages>x<entries>x<length>.{did_you_mean(name, known)}"
     )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
+from ..hardware.stored_formats import rounded_formats
 from ..models.stored.calibration import find_matrices
 from ..models.stored.parameter import with_stacks
 from ..models.stored.parts import Part
@@ -15,7 +16,7 @@ from ..models.stored.running import Activations
 from .files.model_files import load_quantized
 from .integers import Method, quantize_integers
 from .model import QuantizedModel, matrix_of, with_parts
-from .plan import INTEGERS, SKIP, Rules, make_plan
+from .plan import SKIP, Rules, make_plan
 from .subject import Subject, as_batch, make_subject
 from .vector_codes.codec import quantize_matrices
 
@@ -57,7 +58,7 @@ def round_matrices(
     """Quantize matrices of one shape in one format; see `round_matrix`."""
     if format == "bf16":
         return [weight.astype(jnp.bfloat16) for weight in weights]
-    if format not in INTEGERS:
+    if format not in rounded_formats():
         made = quantize_matrices(weights, hessians, format=format, seed=seed, **(codec or {}))
         return [*made]
     parts: list[Part] = []

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ...annotations import PyTree
 from ...errors import TPUValidationError
 from ...hardware.formats import FLOAT8_E4M3FN
+from ...hardware.stored_formats import rounded_formats
 from ...kernels.ops.quantized_matmul.weight import quantize_weight
 from ...models.generation.programs import DecodingPrograms
 from ...models.stored.calibration import find_matrices, path_text
@@ -16,7 +17,7 @@ from ...models.stored.parameter import StoredParameter
 from ...models.stored.parts import PartStack
 from ...models.stored.placement import stored_shardings
 from ...models.stored.view import MatrixAxes
-from ...quantization.plan import INTEGERS, SKIP, make_plan
+from ...quantization.plan import SKIP, make_plan
 from ...quantization.subject import make_subject
 
 _FEW_TOKENS = 8  # any number shows which parameters are matrices
@@ -29,10 +30,10 @@ def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
         TPUValidationError: Generation cannot run with this format.
         ShardingError: The mesh would split the values that are packed into one word.
     """
-    if format not in INTEGERS:
+    if format not in rounded_formats():
         raise TPUValidationError(
             f"weights in {format!r} cannot be compiled without their codebooks; use one of "
-            f"{', '.join(INTEGERS)}."
+            f"{', '.join(rounded_formats())}."
         )
     shapes = _shapes(programs)
     axes = _narrow_matrices(programs, shapes, format)
@@ -42,7 +43,7 @@ def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
         if own is None:
             return leaf
         matrix = jax.ShapeDtypeStruct((own.rows, own.columns), leaf.dtype)
-        part = jax.eval_shape(partial(quantize_weight, format=format), matrix)  # pyright: ignore[reportArgumentType]
+        part = jax.eval_shape(partial(quantize_weight, format=format), matrix)
         stack = jax.tree.map(
             lambda one: jax.ShapeDtypeStruct((own.count, *one.shape), one.dtype), part
         )

@@ -158,7 +158,7 @@ def _filled(config: TransformerConfig, params: PyTree, rows: jax.Array) -> Any:
     """Return a bfloat16 cache that is filled with the prompts."""
     programs = DecodingPrograms(config, loop=True)
 
-    def read(params: PyTree, tokens: jax.Array) -> Any:
+    def read(params: PyTree, tokens: jax.Array) -> PyTree:
         lengths = jnp.full(tokens.shape[0], tokens.shape[1])
         return read_prompts(
             *(programs.config, params, tokens, lengths),

@@ -17,7 +17,8 @@ import numpy as np
 
 from ...annotations import PyTree
 from ...errors import TPUCheckpointError
-from ...kernels.ops.quantized_matmul.weight import FORMATS, ROWS_PER_ELEMENT, QuantizedWeight
+from ...hardware.stored_formats import WEIGHT_FORMATS, rounded_formats
+from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
 from ...models.stored.calibration import path_text
 from ...models.stored.parameter import StoredParameter, is_stored
 from ...models.stored.parts import stacked
@@ -243,10 +244,11 @@ def _weight(name: str, description: Any, others: Any) -> QuantizedWeight:
         _from_bits(others[f"{name}.data"], description["dtype"]),
         others[f"{name}.scales"],
     )
-    if format not in FORMATS or format == "vq":
+    if format not in rounded_formats():
         raise ValueError(f"{name} has the unknown format {format!r}")
-    held = data.shape[0] * ROWS_PER_ELEMENT[format]
-    fits = data.shape[1:] == (columns,) and rows <= held < rows + 256
+    stored = WEIGHT_FORMATS[format]
+    held = data.shape[0] * stored.values_per_element
+    fits = data.shape[1:] == (columns,) and rows <= held < rows + 2 * stored.multiple
     if not fits or scales.shape[1:] != (columns,) or held % scales.shape[0]:
         raise ValueError(f"{name}: {data.shape}, scales {scales.shape} for {rows, columns}")
     return QuantizedWeight(data, scales, None, format, (rows, columns))

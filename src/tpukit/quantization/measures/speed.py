@@ -17,14 +17,16 @@ from ...annotations import PyTree
 from ...errors import TPUError
 from ...hardware import get_chip
 from ...hardware.figure import Figure
+from ...hardware.stored_formats import rounded_formats
 from ...kernels.ops.quantized_matmul.api import OP, quantized_case
+from ...kernels.ops.quantized_matmul.pallas_tpu import can_multiply
 from ...kernels.ops.quantized_matmul.weight import Activations
 from ...kernels.registry.op import KernelCase
 from ...kernels.timing import KernelEstimate, estimate, estimate_kernel
 from ...runtime.progress import Progress, silent
 from ..formats import parse_vq_format
 from ..model import QuantizedModel
-from ..plan import INTEGERS, SKIP
+from ..plan import SKIP
 
 _ROUNDS = 5
 
@@ -101,10 +103,10 @@ def product_estimate(
 def _case(
     shape: tuple[int, int], format: str, rows: int, activations: Activations
 ) -> KernelCase | None:
-    for known in ("int8", "int4", "fp8"):
-        if format == known:
-            return quantized_case(known, rows, *shape, activations=activations)
-    assert format not in INTEGERS
+    if format in rounded_formats():
+        if not can_multiply(format):
+            return None
+        return quantized_case(format, rows, *shape, activations=activations)
     vq_format = parse_vq_format(format)
     if vq_format.layout != "tpu_lane_i32":
         return None

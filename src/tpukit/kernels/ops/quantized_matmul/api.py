@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ....annotations import PyTree
 from ....errors import TPUKernelError
+from ....hardware.stored_formats import WEIGHT_FORMATS
 from ...blocks.tiling import LANES
 from ...partition.splits import Splits
 from ...registry.dispatch import Passes, dispatch_with_gradient, with_gradient
@@ -15,12 +17,8 @@ from ...rounding import decode
 from . import pallas_tpu
 from .pallas_tpu import QuantizedBlocks, block_space, bucket, default_blocks, vmem_bytes
 from .weight import (
-    INT4_GROUP,
-    INT4_PER_WORD,
-    VQ_LENGTH,
     Activations,
     QuantizedWeight,
-    WeightFormat,
     check_activations,
     check_format,
     dequantize_arrays,
@@ -132,6 +130,7 @@ def quantized_matmul(
         *(rows, weight.data, weight.scales, weight.codebook, index),
         splits=SPLITS if activations == "bfloat16" else FULL_ROWS,
         implementation=implementation,
+        on_tpu=PALLAS_TPU if pallas_tpu.can_multiply(weight.format) else XLA,
         on_gpu=XLA,
         elsewhere=XLA,
         options={"format": weight.format, "activations": activations},
@@ -146,7 +145,7 @@ def quantized_matmul_arrays(
     scales: jax.Array,
     codebook: jax.Array | None = None,
     *,
-    format: Any,
+    format: str,
     activations: Activations = "bfloat16",
     implementation: str | None = None,
     blocks: QuantizedBlocks | None = None,
@@ -173,7 +172,7 @@ def _constant_weight(function: Any) -> Passes:
         weight = (data, scales, codebook, index)
         return function(x, *weight, **options), weight
 
-    def backward(residuals: Any, cotangent: jax.Array, **options: Any) -> tuple[Any, ...]:
+    def backward(residuals: PyTree, cotangent: jax.Array, **options: Any) -> tuple[Any, ...]:
         weight = one_matrix(*residuals)
         matrix = dequantize_arrays(*weight, format=options["format"], dtype=cotangent.dtype)
         wide = jnp.promote_types(cotangent.dtype, jnp.float32)
@@ -192,7 +191,7 @@ IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name i
 
 
 def quantized_case(
-    format: WeightFormat,
+    format: str,
     rows: int,
     width: int,
     columns: int,
@@ -212,18 +211,13 @@ def quantized_case(
         entries: Entries of a codebook.
         stages: Stages of codes.
     """
-    shapes = {
-        "int8": ((width, columns), jnp.int8),
-        "fp8": ((width, columns), jnp.float8_e4m3fn),
-        "int4": ((width // INT4_PER_WORD, columns), jnp.int32),
-        "vq": ((stages, width // VQ_LENGTH, columns), jnp.uint8),
-    }
-    groups = width // INT4_GROUP if format == "int4" else 1
-    arrays = [((rows, width), jnp.bfloat16), shapes[format], ((groups, columns), jnp.float32)]
-    name = format
-    if format == "vq":
+    stored = WEIGHT_FORMATS[format]
+    data, name = (width // stored.values_per_element, columns), format
+    arrays = [((1 if stored.block is None else width // stored.block, columns), jnp.float32)]
+    if stored.has_codebook:
+        data, name = (stages, *data), f"{format}{stages}x{entries}"
         arrays.append(((stages, entries // LANES, LANES), jnp.int32))
-        name = f"vq{stages}x{entries}"
+    arrays = [((rows, width), jnp.bfloat16), (data, jnp.dtype(stored.dtype)), *arrays]
     return KernelCase(
         f"{name}_{activations}_{rows}x{width}x{columns}",
         tuple(jax.ShapeDtypeStruct(*array) for array in arrays),

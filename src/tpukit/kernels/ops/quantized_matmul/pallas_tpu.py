@@ -11,16 +11,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....errors import TPUKernelError
+from ....hardware.stored_formats import WEIGHT_FORMATS, StoredFormat
 from ....hardware.target import current_target
 from ...blocks.tiling import LANES, Interpret, round_up, tile_dot, tile_shape
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
-from .weight import ROWS_PER_ELEMENT, Activations, padded_rows, quantize_rows
+from .weight import Activations, padded_rows, quantize_rows
 
 ROWS = (512, 256, 128, 64, 32)
 COLUMNS = (1024, 512, 256, 128)
 CONTRACTION = (2048, 1024, 512, 256, 128)
+# Values that a kernel can take out of words of 32 bits.
+_UNPACKED_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class QuantizedBlocks(BlockSizes):
     rows: int
     columns: int
     contraction: int
+
+
+def can_multiply(format: str) -> bool:
+    """Whether the kernel can unpack weights of this format; XLA multiplies any other."""
+    return WEIGHT_FORMATS[format].values.bits in _UNPACKED_BITS
 
 
 def bucket(case: KernelCase) -> str:
@@ -75,7 +83,7 @@ def _candidates(case: KernelCase, chip: str | None) -> list[QuantizedBlocks]:
     tallest = round_up(x.shape[0], tile_shape(jnp.int8, chip)[0])
     rows = list(dict.fromkeys(min(size, tallest) for size in ROWS))
     columns = list(dict.fromkeys(min(size, round_up(data.shape[-1], LANES)) for size in COLUMNS))
-    step = group if format == "int4" else LANES
+    step = LANES if WEIGHT_FORMATS[format].block is None else group
     sums = [size for size in CONTRACTION if total % size == 0 and size % step == 0]
     candidates = [QuantizedBlocks(r, c, k) for r in rows for c in columns for k in (sums or [step])]
     # Most rows first, because each block of rows unpacks the weight again; then nearly square ones.
@@ -118,7 +126,7 @@ def forward(
     groups = max(1, chosen.contraction // group)
     by_block = scales.reshape(*scales.shape[:-2], -1, groups, columns)
     weight = [data, by_block] if codebook is None else [data, by_block, codebook]
-    integer_sum = activations == "int8" and format != "int4"
+    integer_sum = activations == "int8" and WEIGHT_FORMATS[format].block is None
     specs = _weight_specs(case, chosen, groups)
     if index is None:
         which: list[jax.Array] = []
@@ -152,7 +160,8 @@ def forward(
 
 def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
     *arrays, out, total = refs
-    codebook = arrays.pop() if format == "vq" else None
+    stored = WEIGHT_FORMATS[format]
+    codebook = arrays.pop() if stored.has_codebook else None
     x, row_scales, data, scales = arrays[-4:]  # before them, the number of the matrix in a stack
     step, steps = pl.program_id(2), pl.num_programs(2)
 
@@ -160,9 +169,9 @@ def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
     def _start() -> None:
         total[...] = jnp.zeros(total.shape, total.dtype)
 
-    if format == "int4":
-        parts = [_int4_group(x, data, scales, group) for group in range(scales.shape[1])]
-    elif format == "vq":
+    if stored.block is not None:
+        parts = [_group(x, data, scales, group, stored) for group in range(scales.shape[1])]
+    elif codebook is not None:
         # Stages are added after the matmul, because the vector unit cannot add int8.
         parts = [
             tile_dot(x[...], _decoded(codebook, data, stage, mask=sticks_out).astype(x.dtype))
@@ -175,16 +184,16 @@ def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
     @pl.when(step == steps - 1)
     def _finish() -> None:
         result = total[...].astype(jnp.float32) * row_scales[...]
-        if format != "int4":
+        if stored.block is None:
             result = result * scales[0]
         out[...] = result.astype(out.dtype)
 
 
-def _int4_group(x: Any, data: Any, scales: Any, group: int) -> jax.Array:
+def _group(x: Any, data: Any, scales: Any, group: int, stored: StoredFormat) -> jax.Array:
     size = x.shape[1] // scales.shape[1]
-    words = size // ROWS_PER_ELEMENT["int4"]
+    words = size // stored.values_per_element
     packed = data[group * words : (group + 1) * words, :]
-    values = pltpu.bitcast(packed, jnp.int4).astype(x.dtype)
+    values = pltpu.bitcast(packed, stored.values.name).astype(x.dtype)
     product = tile_dot(x[:, group * size : (group + 1) * size], values)
     return product.astype(jnp.float32) * scales[0, group : group + 1, :]
 
@@ -212,12 +221,13 @@ def _decoded(codebook: Any, codes: Any, stage: int, *, mask: bool) -> jax.Array:
 def _weight_specs(case: KernelCase, blocks: QuantizedBlocks, groups: int) -> list[pl.BlockSpec]:
     """Return the block specs of data, scales and, if there is one, codebook."""
     format, data = case.options["format"], case.arguments[1]
-    height = blocks.contraction // ROWS_PER_ELEMENT[format]
+    stored = WEIGHT_FORMATS[format]
+    height = blocks.contraction // stored.values_per_element
     scaled = pl.BlockSpec(
         (1, groups, blocks.columns),
-        (lambda i, j, k: (k, 0, j)) if format == "int4" else (lambda i, j, k: (0, 0, j)),
+        (lambda i, j, k: (0, 0, j)) if stored.block is None else (lambda i, j, k: (k, 0, j)),
     )
-    if format != "vq":
+    if not stored.has_codebook:
         return [pl.BlockSpec((height, blocks.columns), lambda i, j, k: (k, j)), scaled]
     codes = pl.BlockSpec((data.shape[0], height, blocks.columns), lambda i, j, k: (0, k, j))
     return [codes, scaled, pl.BlockSpec(case.arguments[3].shape, lambda i, j, k: (0, 0, 0))]

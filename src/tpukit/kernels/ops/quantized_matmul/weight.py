@@ -14,6 +14,7 @@ Words of 32 bits are what the TPU's lane gather moves and what `bitcast` spreads
 kernel reads both packings without a shuffle.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -24,18 +25,13 @@ from jax.typing import DTypeLike
 
 from ....annotations import PyTree
 from ....errors import TPUKernelError, did_you_mean
-from ....hardware.formats import FLOAT8_E4M3FN, INT4, INT8
-from ....hardware.stored_formats import WEIGHT_FORMATS
+from ....hardware.formats import INT8
+from ....hardware.stored_formats import WEIGHT_FORMATS, StoredFormat
 from ....shown import Shown
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES
 from ...rounding import decode, quantize
 
-WeightFormat: TypeAlias = Literal["int8", "int4", "fp8", "vq"]
-FORMATS: tuple[str, ...] = get_args(WeightFormat)
-INT4_PER_WORD = INT4.values_per_word
 VQ_LENGTH = WEIGHT_FORMATS["vq"].group
-# Rows of a column in one element of `data`.
-ROWS_PER_ELEMENT = {name: WEIGHT_FORMATS[name].values_per_element for name in FORMATS}
 
 
 @partial(
@@ -51,15 +47,20 @@ class QuantizedWeight(Shown):
         data: Values, packed values or codes.
         scales: float32 factors of the values.
         codebook: The codebook of "vq", else None.
-        format: "int8", "int4", "fp8" or "vq".
+        format: "int8", "int4", "fp8" or "vq", or another name in `WEIGHT_FORMATS`.
         shape: (K, N) before padding.
     """
 
     data: jax.Array
     scales: jax.Array
     codebook: jax.Array | None
-    format: WeightFormat
+    format: str
     shape: tuple[int, int]
+
+    @property
+    def stored_format(self) -> StoredFormat:
+        """The format of that name."""
+        return WEIGHT_FORMATS[self.format]
 
     @property
     def group(self) -> int:
@@ -103,7 +104,7 @@ def array_bytes(tree: PyTree) -> int:
 
 def padded_rows(format: str, data: Any) -> int:
     """Return K of the matrix, including padding."""
-    return data.shape[-2] * ROWS_PER_ELEMENT[format]
+    return data.shape[-2] * WEIGHT_FORMATS[format].values_per_element
 
 
 def check_format(name: str) -> None:
@@ -112,10 +113,11 @@ def check_format(name: str) -> None:
     Raises:
         TPUKernelError: It is not; the message names the formats.
     """
-    if name not in FORMATS:
+    known = [known for known, format in WEIGHT_FORMATS.items() if format.scales is not None]
+    if name not in known:
         raise TPUKernelError(
-            f"Weight format {name!r} is unknown; known are {', '.join(FORMATS)}."
-            + did_you_mean(name, FORMATS)
+            f"Weight format {name!r} is unknown; known are {', '.join(known)}."
+            + did_you_mean(name, known)
         )
 
 
@@ -139,9 +141,9 @@ def check_activations(activations: str, format: str) -> None:
             f"activations={activations!r} are unknown; known are {', '.join(known)}."
             + did_you_mean(activations, known)
         )
-    if activations == "int8" and format == "fp8":
+    if activations == INT8.name and not WEIGHT_FORMATS[format].has_integers:
         raise TPUKernelError(
-            "fp8 weights are not integers, so int8 activations cannot multiply them; use "
+            f"{format} weights are not integers, so int8 activations cannot multiply them; use "
             "activations='bfloat16', or weights in int8, int4 or vq."
         )
 
@@ -151,20 +153,41 @@ INT4_GROUP = WEIGHT_FORMATS["int4"].block or LANES
 VQ_ENTRIES = (128, 256)
 
 
+def pack_weight(
+    values: jax.Array, scales: jax.Array, format: str, *, group: int | None = None
+) -> QuantizedWeight:
+    """Pack rounded (K, N) values with a scale per column, or per group of rows and column.
+
+    Args:
+        values: Values to pack; those outside of the format's range lose their upper bits.
+        scales: (groups, N); one group for formats with a scale per column.
+        format: A name in `WEIGHT_FORMATS`.
+        group: Rows that share a scale, a multiple of 128; the format's own by default.
+    """
+    stored = WEIGHT_FORMATS[format]
+    _expect(values, INT8.name if stored.is_packed else stored.values.container, "values", 2)
+    group = group or stored.block
+    if group is not None and group % LANES:
+        raise TPUKernelError(f"group={group} must be a multiple of {LANES}.")
+    rows, columns = values.shape
+    _expect_shape(scales, (1 if group is None else -(-rows // group), columns), "scales")
+    padded = _pad_rows(values, math.lcm(stored.multiple, group or 1))
+    if group is not None:
+        scales = _pad_rows(scales, padded.shape[0] // group)
+    wide = scales.astype(jnp.float32)
+    return QuantizedWeight(stored.pack(padded), wide, None, format, (rows, columns))
+
+
 def pack_int8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
     """Pack int8 (K, N) values with a scale per column (N,)."""
-    _expect(values, jnp.int8, "values", 2)
-    _expect_shape(scales, (values.shape[1],), "scales")
-    padded = _pad_rows(values)
-    return QuantizedWeight(padded, scales[None].astype(jnp.float32), None, "int8", _shape(values))
+    _expect_shape(scales, (values.shape[-1],), "scales")
+    return pack_weight(values, scales[None], "int8")
 
 
 def pack_fp8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
     """Pack float8_e4m3fn (K, N) values with a scale per column (N,)."""
-    _expect(values, FLOAT8_E4M3FN.name, "values", 2)
-    _expect_shape(scales, (values.shape[1],), "scales")
-    padded = _pad_rows(values)
-    return QuantizedWeight(padded, scales[None].astype(jnp.float32), None, "fp8", _shape(values))
+    _expect_shape(scales, (values.shape[-1],), "scales")
+    return pack_weight(values, scales[None], "fp8")
 
 
 def pack_int4(values: jax.Array, scales: jax.Array, *, group: int = INT4_GROUP) -> QuantizedWeight:
@@ -175,17 +198,7 @@ def pack_int4(values: jax.Array, scales: jax.Array, *, group: int = INT4_GROUP) 
         scales: (groups, N), one per group of rows.
         group: Rows that share a scale, a multiple of 128.
     """
-    _expect(values, jnp.int8, "values", 2)
-    if group % LANES:
-        raise TPUKernelError(f"group={group} must be a multiple of {LANES}.")
-    padded = _pad_rows(values, group)
-    rows, columns = padded.shape
-    _expect_shape(scales, (rows // group, columns), "scales")
-    nibbles = padded.reshape(rows // INT4_PER_WORD, INT4_PER_WORD, columns).astype(jnp.uint32) & 15
-    shifts = 4 * jnp.arange(INT4_PER_WORD, dtype=jnp.uint32)[:, None]
-    words = (nibbles << shifts).sum(1, dtype=jnp.uint32)
-    packed = jax.lax.bitcast_convert_type(words, jnp.int32)
-    return QuantizedWeight(packed, scales.astype(jnp.float32), None, "int4", _shape(values))
+    return pack_weight(values, scales, "int4", group=group)
 
 
 def pack_vq(codes: jax.Array, codebook: jax.Array, scales: jax.Array) -> QuantizedWeight:
@@ -219,21 +232,13 @@ def pack_vq(codes: jax.Array, codebook: jax.Array, scales: jax.Array) -> Quantiz
 def unpack(weight: QuantizedWeight) -> tuple[jax.Array, ...]:
     """Return the arrays that the format's `pack_…` function was given."""
     rows = weight.shape[0]
-    if weight.format == "vq":
-        assert weight.codebook is not None
+    if weight.codebook is not None:
         entries = jax.lax.bitcast_convert_type(weight.codebook, jnp.int8)
         codebook = entries.reshape(weight.codebook.shape[0], -1, VQ_LENGTH)
         return weight.data[:, : rows // VQ_LENGTH], codebook, weight.scales[0]
-    if weight.format == "int4":
-        return unpack_words(weight.data)[:rows], weight.scales
-    return weight.data[:rows], weight.scales[0]
-
-
-def unpack_words(words: jax.Array) -> jax.Array:
-    """Unpack int32 (K/8, N) words to int8 (K, N) values in -8 … 7."""
-    # Shift to the top and back, because the right shift of a signed word extends its sign.
-    raised = words[:, None] << (28 - 4 * jnp.arange(INT4_PER_WORD, dtype=jnp.int32))[:, None]
-    return (raised >> 28).astype(jnp.int8).reshape(-1, words.shape[1])
+    stored = weight.stored_format
+    scales = weight.scales[0] if stored.block is None else weight.scales
+    return stored.unpack(weight.data)[:rows], scales
 
 
 def decode_vq(codes: jax.Array, codebook: jax.Array) -> jax.Array:
@@ -256,55 +261,48 @@ def dequantize_arrays(
     data: jax.Array, scales: jax.Array, codebook: jax.Array | None, *, format: str, dtype: DTypeLike
 ) -> jax.Array:
     """Return the matrix of a weight given by its arrays, including padding."""
-    if format == "vq":
-        assert codebook is not None
-        values = decode_vq(data, codebook)
-    else:
-        values = unpack_words(data) if format == "int4" else data
+    stored = WEIGHT_FORMATS[format]
+    values = stored.unpack(data) if codebook is None else decode_vq(data, codebook)
     grouped = values.reshape(scales.shape[0], -1, values.shape[1])
     return decode(grouped, scales[:, None], dtype).reshape(values.shape)
 
 
-def quantize_weight(
-    w: jax.Array, format: WeightFormat, *, group: int = INT4_GROUP
-) -> QuantizedWeight:
+def quantize_weight(w: jax.Array, format: str, *, group: int | None = None) -> QuantizedWeight:
     """Round a float (K, N) matrix to the nearest values of a format, by its largest magnitudes.
 
     Args:
         w: The matrix.
-        format: "int8" or "fp8" (a scale per column), or "int4" (one per group of rows).
-        group: Rows that share an int4 scale, a multiple of 128.
+        format: "int8" or "fp8" (a scale per column), "int4" (one per group of rows), or another
+            format in `WEIGHT_FORMATS` that has scales and no codebook.
+        group: Rows that share a scale, a multiple of 128, in formats with a scale per group; the
+            format's own by default.
 
     Raises:
         TPUKernelError: The format is unknown, or "vq", whose codebook must be fitted first.
     """
     check_format(format)
-    if format == "vq":
+    stored = WEIGHT_FORMATS[format]
+    if stored.has_codebook:
         raise TPUKernelError(
             "A vector-quantized weight needs a codebook fitted to the matrix; fit one and call "
             "pack_vq, or take format='int4'."
         )
-    wide = w.astype(jnp.float32)
-    if format == "int4":
-        rows = round_up(w.shape[0], group)
-        wide = jnp.pad(wide, ((0, rows - w.shape[0]), (0, 0))).reshape(-1, group, w.shape[1])
-    values, scales = quantize(wide, WEIGHT_FORMATS[format].values, axis=-2)
-    if format == "fp8":
-        return pack_fp8(values, scales[0])
-    if format == "int8":
-        return pack_int8(values, scales[0])
-    values = values.astype(jnp.int8).reshape(-1, w.shape[1])[: w.shape[0]]
-    return pack_int4(values, scales[:, 0], group=group)
+    rows, columns = w.shape
+    group = None if stored.block is None else group or stored.block
+    padded = _pad_rows(w.astype(jnp.float32), math.lcm(stored.multiple, group or 1))
+    by_group = padded.reshape(-1, group or padded.shape[0], columns)
+    values, scales = quantize(by_group, stored.values, axis=-2)
+    if stored.is_packed:
+        values = values.astype(jnp.int8)
+    values = values.reshape(-1, columns)[:rows]
+    groups = 1 if group is None else -(-rows // group)
+    return pack_weight(values, scales[:groups, 0], format, group=group)
 
 
 def _pad_rows(values: jax.Array, multiple: int = LANES) -> jax.Array:
     missing = -values.shape[-2] % multiple
     room = [(0, 0)] * (values.ndim - 2) + [(0, missing), (0, 0)]
     return jnp.pad(values, room) if missing else values
-
-
-def _shape(values: jax.Array) -> tuple[int, int]:
-    return values.shape[0], values.shape[1]
 
 
 def _expect(array: jax.Array, dtype: DTypeLike, name: str, rank: int) -> None:
