@@ -247,5 +247,5 @@ def _with_trailing_dimension(sharding: Sharding, rank: int) -> Sharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
-def _leaves_with_none(tree: Any) -> list[Any]:
+def _leaves_with_none(tree: PyTree) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda node: node is None)

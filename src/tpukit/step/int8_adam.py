@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..annotations import PyTree
 from ..hardware.formats import INT8, UINT8, NumberFormat, parse_format
 from ..hardware.stored_formats import MOMENT_FORMATS
 from ..hardware.target import on_one_gpu
@@ -42,7 +43,7 @@ def scale_by_int8_adam(
     a fixed sequence over steps and elements, so a restarted run rounds the same way.
     """
 
-    def init(params: Any) -> Int8AdamState:
+    def init(params: PyTree) -> Int8AdamState:
         def codes(format: NumberFormat) -> Any:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, format.name), params)
 
@@ -57,7 +58,7 @@ def scale_by_int8_adam(
             nu_scales=scales(),
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> PyTree:
         del params
         steps: Any = optax.safe_increment(state.steps)
 
@@ -74,7 +75,7 @@ def scale_by_int8_adam(
             whole = (_joined(b, gradient.shape) for b in (update, mean_codes, square_codes))
             return *whole, mean_scales, square_scales
 
-        def leaf(*arrays: Any) -> tuple[Any, ...]:
+        def leaf(*arrays: PyTree) -> tuple[Any, ...]:
             # A GPU splits rows without a copy and fuses everything.
             stacked = arrays[0].ndim > 2 and not on_one_gpu()
             return _layer_by_layer(one, arrays) if stacked else one(*arrays)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..annotations import PyTree
 from ..errors import TPUModelError
 from ..hardware.formats import spelled_as
 from ..models.adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
@@ -89,7 +90,7 @@ def _named(field: str, name: str | None) -> Any:
     return jnp.dtype(found)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast(tree: PyTree, dtype: Any) -> PyTree:
     def cast(leaf: Any) -> Any:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 

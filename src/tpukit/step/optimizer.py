@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..annotations import PyTree
 from ..parallel.sharding.trees import join_path
 from .int8_adam import scale_by_int8_adam
 from .optimizer_spec import NO_DECAY, SMALLEST_FACTORED, LearningRate, OptimizerSpec
@@ -73,7 +74,7 @@ def _skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransf
     Unlike `optax.apply_if_finite` it keeps no counter, so its state equals the state of `inner`.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[Any, Any]:
         finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)])
         )
@@ -94,7 +95,7 @@ def decay_mask(no_decay: Sequence[str] = NO_DECAY) -> Callable[[Any], Any]:
     """
     patterns = [re.compile(pattern) for pattern in no_decay]
 
-    def mask(params: Any) -> Any:
+    def mask(params: PyTree) -> PyTree:
         def decayed(path: Any, leaf: Any) -> bool:
             name = join_path(path)
             return leaf.ndim >= 2 and not any(pattern.search(name) for pattern in patterns)

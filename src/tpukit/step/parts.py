@@ -53,7 +53,7 @@ class StepResult:
 
     loss: jax.Array
     weight: jax.Array
-    gradients: Any
+    gradients: PyTree
     model_state: Any
     router: RouterStats | None
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..annotations import AnyMesh
+from ..annotations import AnyMesh, PyTree
 from ..errors import ShardingError, TPUModelError
 from ..models.adapters import TransformerAdapter, Variables
 from ..models.lora.adapter import LoraAdapter
@@ -104,7 +104,7 @@ def _one_piece(
 ) -> StepResult:
     """Return the totals of one micro-batch, not yet divided by `weight`."""
 
-    def total(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any, Any]]:
+    def total(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, Any, Any]]:
         applied = settings.adapter.apply(
             Variables(params, variables.model_state),
             batch,
@@ -167,7 +167,7 @@ def pipeline_loss_and_gradients(
     config, execution = adapter.config, settings.execution
     leading, each = _cut(config, stages)
 
-    def first(params: Any, piece: Batch) -> dict[str, Any]:
+    def first(params: PyTree, piece: Batch) -> dict[str, Any]:
         model = adapter.module(params, execution)
         tokens = piece["inputs"]
         context = model.context(tokens.shape, positions=piece.get("positions"))
@@ -199,7 +199,7 @@ def pipeline_loss_and_gradients(
             new["router"] = carried["router"] + router
         return new
 
-    def last(params: Any, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
+    def last(params: PyTree, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
         model = adapter.module(params, execution)
         read = adapter.read_out(model, carried["x"], piece, carried.get("router"))
         loss = weighted_loss(settings.loss, read.outputs, piece, z_loss=execution.z_loss)

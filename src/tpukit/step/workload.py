@@ -385,7 +385,7 @@ class Workload(Shown):
         with errors_in_trace(model_name(self.model)):
             return self.adapter.init(rng)
 
-    def _around(self, params: Any, rng: jax.Array) -> Variables:
+    def _around(self, params: PyTree, rng: jax.Array) -> Variables:
         """Return variables with existing parameters and new carried state."""
         shapes = jax.eval_shape(self._variables, rng)
         if isinstance(self.adapter, LoraAdapter):
@@ -446,5 +446,5 @@ class Workload(Shown):
             return updated_state(settings, self.transformation, state, batch, rng)
 
 
-def _everywhere(mesh: AnyMesh, tree: Any) -> Any:
+def _everywhere(mesh: AnyMesh, tree: PyTree) -> Any:
     return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ...annotations import PyTree
 from ...errors import TPUKernelError
 from ...hardware import get_chip, parse_format
 from ...hardware.target import current_target
@@ -229,7 +230,7 @@ def from_blocked(blocked: Array, *, height: int, width: int) -> Array:
 
 
 def call_padded(
-    reference: Callable[..., Any], function: Callable[..., Any], *arrays: Any, **options: Any
+    reference: Callable[..., Any], function: Callable[..., Any], *arrays: PyTree, **options: Any
 ) -> Any:
     """Call `function` with arrays padded with zeros to full tiles, and cut its results back.
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...errors import TPUKernelError, did_you_mean
 from ..partition.splits import Splits
 
@@ -156,10 +157,10 @@ class Op:
         if implementation == PALLAS_TPU:
             options["blocks"] = blocks
 
-        def forward(*arrays: Any) -> Any:
+        def forward(*arrays: PyTree) -> Any:
             return chosen(*arrays, **options)
 
-        def total(*arrays: Any) -> Any:
+        def total(*arrays: PyTree) -> Any:
             parts: list[jax.Array] = jax.tree.leaves(forward(*arrays))
             # The barrier makes the cotangent an array in memory, as in a model. Without it XLA
             # would fuse the operations before it into the backward pass.

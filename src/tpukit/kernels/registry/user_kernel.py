@@ -281,7 +281,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise TPUKernelError(f"{name}= of @tpu_kernel takes a function, but got {value!r}.")
 
 
-def refuse_all_scores(name: str, function: Callable[..., Any], *arrays: Any) -> None:
+def refuse_all_scores(name: str, function: Callable[..., Any], *arrays: PyTree) -> None:
     """Trace `function` and refuse it if one of its matmuls returns a full score matrix.
 
     Such a matmul has batch axes (heads) and two sides that are both axes of arguments (queries and

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...frameworks import is_instance_of
 from ...parallel.sharding.trees import join_path
 from ..execution import Execution
@@ -42,7 +43,7 @@ class EquinoxAdapter:
 
         static = equinox.filter(self.model, equinox.is_inexact_array, inverse=True)
 
-        def call(params: Any, *arguments: Any) -> Any:
+        def call(params: PyTree, *arguments: Any) -> PyTree:
             return jax.vmap(equinox.combine(params, static))(*arguments)
 
         run = checkpoint_segments(call, execution.remat)

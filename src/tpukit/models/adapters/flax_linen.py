@@ -11,6 +11,7 @@ from flax import linen, serialization
 from flax.core import lift, meta
 from flax.linen.transforms import lift_transform
 
+from ...annotations import PyTree
 from ...frameworks import is_instance_of
 from ..execution import Execution
 from ..loss import Batch
@@ -64,9 +65,9 @@ def _in_segments(function: Any, *, remat: RematPolicy) -> Any:
     """Lift `checkpoint_segments` to functions of a scope, as flax lifts `jax.checkpoint`."""
 
     def inner(
-        scope_of: Any, packed: Any, variables: Any, rngs: Any, *args: Any, **options: Any
+        scope_of: Any, packed: Any, variables: PyTree, rngs: Any, *args: Any, **options: Any
     ) -> Any:
-        def run(params: Any, rest: Any, rngs: Any, *args: Any, **options: Any) -> Any:
+        def run(params: PyTree, rest: Any, rngs: Any, *args: Any, **options: Any) -> PyTree:
             joined = [
                 tuple({**one, **other} for one, other in zip(*groups, strict=True))
                 for groups in zip(params, rest, strict=True)
@@ -81,7 +82,7 @@ def _in_segments(function: Any, *, remat: RematPolicy) -> Any:
     return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)
 
 
-def _collections(variables: Any, *, trained: bool) -> list[list[dict[str, Any]]]:
+def _collections(variables: PyTree, *, trained: bool) -> list[list[dict[str, Any]]]:
     """Return the parameters, or all other collections, of every scope."""
     return [
         [{name: scope[name] for name in scope if (name == "params") is trained} for scope in group]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...frameworks import is_instance_of, is_subclass_of
 from ..execution import Execution
@@ -82,7 +83,7 @@ def _checkpointed(kind: type[Any], remat: RematPolicy) -> type[Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         definition, params, rest = nnx.split(self, nnx.Param, ...)
 
-        def run(params: Any, rest: Any, *args: Any, **options: Any) -> Any:
+        def run(params: PyTree, rest: Any, *args: Any, **options: Any) -> PyTree:
             model = nnx.merge(definition, params, rest)
             outputs = kind.__call__(model, *args, **options)
             return outputs, nnx.split(model, nnx.Param, ...)[2]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ..execution import Execution
@@ -54,7 +55,7 @@ class TransformerAdapter:
         model = Transformer(self.config, rngs=nnx.Rngs(params=rng))
         return Variables(nnx.to_pure_dict(nnx.state(model, nnx.Param)), {})
 
-    def module(self, params: Any, execution: Execution) -> Transformer:
+    def module(self, params: PyTree, execution: Execution) -> Transformer:
         """Return the nnx module that holds `params`."""
         empty = nnx.eval_shape(lambda: Transformer(self.config, rngs=nnx.Rngs(0)))
         definition, state = nnx.split(empty)

@@ -1,11 +1,11 @@
 """The device programs of generation: prefill of prompts, then a loop that samples tokens."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...errors import TPUValidationError
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
@@ -93,7 +93,7 @@ class DecodingState:
 
 
 def begin_rows(
-    params: Any,
+    params: PyTree,
     tokens: jax.Array,
     lengths: jax.Array,
     eos: jax.Array,
@@ -122,7 +122,7 @@ def begin_rows(
 
 
 def extend_rows(
-    params: Any,
+    params: PyTree,
     state: DecodingState,
     until: jax.Array,
     eos: jax.Array,
@@ -176,7 +176,7 @@ def extend_rows(
 
 
 def follow_rows(
-    params: Any,
+    params: PyTree,
     tokens: jax.Array,
     lengths: jax.Array,
     following: jax.Array,

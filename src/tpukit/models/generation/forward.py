@@ -57,7 +57,7 @@ def _unstacked(leaf: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(leaf[number] for number in range(leaf.shape[0]))
 
 
-def _joined(tree: Any, name: str) -> Any:
+def _joined(tree: PyTree, name: str) -> PyTree:
     if not isinstance(tree, Mapping):
         return tree
     branch = cast("Mapping[str, Any]", tree)
@@ -74,7 +74,7 @@ def _is_matrix(part: Any) -> bool:
     return isinstance(part, Mapping) and "kernel" in part
 
 
-def _parted(tree: Any) -> Any:
+def _parted(tree: PyTree) -> PyTree:
     if not isinstance(tree, Mapping):
         return tree
     branch = cast("Mapping[str, Any]", tree)
@@ -100,7 +100,7 @@ MakeMixing = Callable[[Any, Any], PromptMixing | TokenMixing]
 
 def read_prompts(
     config: TransformerConfig,
-    params: Any,
+    params: PyTree,
     tokens: jax.Array,
     lengths: jax.Array,
     *,
@@ -134,7 +134,7 @@ def read_prompts(
 
 def read_token(
     config: TransformerConfig,
-    params: Any,
+    params: PyTree,
     tokens: jax.Array,
     positions: jax.Array,
     cache: Cache,
@@ -164,7 +164,7 @@ def read_token(
     return model.unembed(x)[:, 0], cache
 
 
-def _module(config: TransformerConfig, params: Any, execution: Execution) -> Transformer:
+def _module(config: TransformerConfig, params: PyTree, execution: Execution) -> Transformer:
     # Restacked inside the loop over tokens, because the compiler does not cancel unstacking and
     # restacking across the loop's boundary.
     stacked = params if execution.scan_layers else restack_layers(params)
@@ -190,7 +190,7 @@ def _run(
     traced: Counter[str] = Counter()  # unrolled layers of each kind so far
 
     def one_layer(
-        layer: DecoderLayer, carry: Any, inputs: Any, shared: Mapping[str, SharedKeys], kind: str
+        layer: DecoderLayer, carry: PyTree, inputs: Any, shared: Mapping[str, SharedKeys], kind: str
     ) -> Any:
         (x, cache), (own, index) = carry, inputs
         own_cache: Any = cache.get(kind)

@@ -280,7 +280,7 @@ def _path_of(entry: TensorEntry) -> str:
     return entry.path
 
 
-def _look_up(tree: Any, path: str) -> Any:
+def _look_up(tree: PyTree, path: str) -> Any:
     for word in path.split("/"):
         if not isinstance(tree, Mapping) or word not in tree:
             raise TPUModelError(

@@ -30,7 +30,7 @@ _IN_LAYERS = "layers/"
 _UNEMBEDDINGS = {"lm_head", "embed"}
 
 
-def target_matrices(spec: LoraSpec, params: Any) -> dict[str, Any]:
+def target_matrices(spec: LoraSpec, params: PyTree) -> dict[str, Any]:
     """Return the target matrices of a parameter tree by path.
 
     Raises:
@@ -77,7 +77,7 @@ class LoraAdapter:
         base = made.params if self.keep is None else self.keep(made.params)
         return self.with_new_matrices(base, made.model_state, rng)
 
-    def with_new_matrices(self, base: Any, carried: Any, rng: jax.Array) -> Variables:
+    def with_new_matrices(self, base: Any, carried: PyTree, rng: jax.Array) -> Variables:
         """Return variables with new LoRA matrices for frozen parameters `base`."""
         params: dict[str, Any] = {}
         for number, (path, leaf) in enumerate(sorted(target_matrices(self.spec, base).items())):
@@ -98,7 +98,7 @@ class LoraAdapter:
         if in_layers and not _UNEMBEDDINGS & set(variables.params):
             execution = execution.replace(frozen_head=True)
 
-        def apply_sum(base: Any, params: Any, carried: Any, batch: Batch) -> Applied:
+        def apply_sum(base: Any, params: PyTree, carried: PyTree, batch: Batch) -> Applied:
             summed = with_low_rank(base, params, self.spec, in_layers=in_layers)
             return self.inner.apply(Variables(summed, carried), batch, rng=rng, execution=execution)
 
@@ -107,7 +107,7 @@ class LoraAdapter:
         return applied._replace(model_state={"base": base, "carried": applied.model_state})
 
 
-def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = False) -> Any:
+def with_low_rank(base: Any, params: PyTree, spec: LoraSpec, *, in_layers: bool = False) -> Any:
     """Return a model's parameters with LoRA updates.
 
     Args:
@@ -141,7 +141,7 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[leaf] = value
 
 
-def _find(tree: Any, path: str) -> Any:
+def _find(tree: PyTree, path: str) -> Any:
     for word in path.split("/"):
         if not isinstance(tree, Mapping) or word not in tree:
             return None

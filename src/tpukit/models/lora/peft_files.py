@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ..huggingface.config import family_for
 from ..huggingface.files import read_json
@@ -216,7 +217,7 @@ def _paths(params: Mapping[str, Any], before: str = "") -> list[str]:
     ]
 
 
-def _find(tree: Any, path: str) -> Any:
+def _find(tree: PyTree, path: str) -> Any:
     for word in path.split("/"):
         if not isinstance(tree, Mapping) or word not in tree:
             return None

@@ -43,7 +43,7 @@ def with_stored_parameters(
             layers kernels do not see shardings, and the compiler would decode instead.
     """
 
-    def run(params: Any, *args: Any) -> Any:
+    def run(params: PyTree, *args: Any) -> PyTree:
         if not any(map(is_stored, jax.tree.leaves(params, is_leaf=is_stored))):
             return function(params, *args)
         if shardings is not None:
@@ -58,12 +58,12 @@ def with_stored_parameters(
     return run
 
 
-def dense_shapes(params: Any) -> Any:
+def dense_shapes(params: PyTree) -> PyTree:
     """Return the shape and dtype of every parameter, stored ones as plain arrays."""
     return jax.tree.map(_shape, params, is_leaf=is_stored)
 
 
-def dense_parameters(params: Any) -> Any:
+def dense_parameters(params: PyTree) -> PyTree:
     """Return the tree with every stored parameter as an array."""
     return jax.tree.map(
         lambda leaf: leaf.dense() if is_stored(leaf) else leaf, params, is_leaf=is_stored

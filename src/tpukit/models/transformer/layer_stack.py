@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from ...annotations import PyTree
 from ..remat.policy import RematPolicy
 from .layer_pattern import LayerRun
 from .mixing import SharedKeys
@@ -114,7 +115,7 @@ def _run(
         )
         kinds = run.kinds[:group]
 
-        def body(carry: Any, part: _Part) -> tuple[Any, Any]:
+        def body(carry: PyTree, part: _Part) -> tuple[Any, Any]:
             x, total, _ = _unrolled(
                 layer, layers.stack_of, kinds, part, carry, shared, remat=remat, in_loop=True
             )
@@ -191,7 +192,7 @@ def _slots(kinds: tuple[str, ...], stack_of: Mapping[str, str]) -> list[int]:
     return slots
 
 
-def _cut(stacked: Any) -> list[Any]:
+def _cut(stacked: PyTree) -> list[Any]:
     leaves, structure = jax.tree.flatten(stacked)
     return [
         jax.tree.unflatten(structure, cuts) for cuts in zip(*map(_unstack, leaves), strict=True)
@@ -251,7 +252,7 @@ def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, SymbolicZero)
 
 
-def round_layer_weights(stacked: Any, dtype: jnp.dtype) -> tuple[Callable[[Any], Any], Any]:
+def round_layer_weights(stacked: PyTree, dtype: jnp.dtype) -> tuple[Callable[[Any], Any], Any]:
     """Return a stack for `run_layers` whose matrices are rounded to `dtype` layer by layer.
 
     A weight that is stored in float32 and used in bfloat16 has a gradient with bfloat16 values. By
@@ -277,7 +278,7 @@ def round_layer_weights(stacked: Any, dtype: jnp.dtype) -> tuple[Callable[[Any],
         jax.lax.stop_gradient(leaf) if r else leaf for leaf, r in zip(masters, rounds, strict=True)
     ]
 
-    def rounded(parameters: Any) -> Any:
+    def rounded(parameters: PyTree) -> PyTree:
         used: list[Any] = [
             leaf if other is None else _rounded(leaf, other)
             for leaf, other in zip(*parameters, strict=True)

@@ -257,7 +257,7 @@ class Transformer(nnx.Module):
                 opened[name], weights[name] = round_layer_weights(stack, jnp.dtype(c.dtype))
 
         def one_layer(
-            parameters: Any, carry: Any, kind: str, own: Any, shared: Mapping[str, SharedKeys]
+            parameters: PyTree, carry: PyTree, kind: str, own: Any, shared: Mapping[str, SharedKeys]
         ) -> tuple[Any, Any, SharedKeys | None]:
             layer = nnx.merge(definitions[kind], opened[stack_of[kind]](parameters))
             return call(layer, carry, own, shared, kind)
@@ -303,5 +303,5 @@ def _definition(config: TransformerConfig, kind: str, stack: str) -> Any:
     return nnx.graphdef(empty)
 
 
-def _unchanged(parameters: Any) -> Any:
+def _unchanged(parameters: PyTree) -> PyTree:
     return parameters

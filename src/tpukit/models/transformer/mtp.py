@@ -6,12 +6,13 @@ Only training runs these layers; generation skips them.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ...annotations import PyTree
 from ...parallel.experts.routing import RouterStats
 from ...parallel.ring.order import from_zigzag, to_zigzag
 from .config import TransformerConfig
@@ -93,7 +94,7 @@ class PredictionLayers(nnx.Module):
         zigzag, segments = context.execution.zigzag, segment_ids
 
         def run(
-            parameters: Any, hidden: jax.Array, embedded: jax.Array
+            parameters: PyTree, hidden: jax.Array, embedded: jax.Array
         ) -> tuple[jax.Array, RouterStats | None]:
             layer = nnx.merge(definition, parameters)
             x, router, _ = layer(hidden, embedded, context)

@@ -71,7 +71,7 @@ def get_sharding_spec(
     return PartitionSpec(*spec_for_shape(shape, axis_names))
 
 
-def _resize(tree: Any, layout: Layout, *, to_placed: bool) -> Any:
+def _resize(tree: PyTree, layout: Layout, *, to_placed: bool) -> PyTree:
     opened = open_model(tree)
     resized: list[Any] = []
     for leaf in named_leaves(opened.tree):
@@ -167,7 +167,7 @@ def validate_sharding(
 
 
 def _expected_specs(
-    tree: Any, leaves: list[ModelLeaf], mesh: AnyMesh, expected: Any
+    tree: PyTree, leaves: list[ModelLeaf], mesh: AnyMesh, expected: Any
 ) -> list[PartitionSpec | None]:
     if expected is None:
         names = tuple(axis_sizes(mesh))
@@ -207,7 +207,7 @@ def _difference(value: Any, expected: NamedSharding) -> str | None:
     return f"split {show_spec(sharding.spec)}"
 
 
-def _flat(tree: Any) -> list[Any]:
+def _flat(tree: PyTree) -> list[Any]:
     return jax.tree.leaves(
         tree, is_leaf=lambda node: node is None or isinstance(node, PartitionSpec)
     )

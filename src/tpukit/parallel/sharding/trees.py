@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey
 
+from ...annotations import PyTree
 from ...frameworks import is_instance_of
 from .dimensions import DIMENSIONS, Dims, Parameter, find_stacks, infer_dims
 
@@ -21,7 +22,7 @@ _NAME_KEYS = ("dims", "out_sharding")
 class OpenModel:
     """A model as a pytree of arrays, and the function that rebuilds the same kind of object."""
 
-    tree: Any
+    tree: PyTree
     close: Callable[[Any], Any]
 
 
@@ -56,7 +57,7 @@ def open_model(model: Any) -> OpenModel:
     return OpenModel(model, lambda new_tree: new_tree)
 
 
-def named_leaves(tree: Any) -> list[ModelLeaf]:
+def named_leaves(tree: PyTree) -> list[ModelLeaf]:
     """Return every leaf of a tree in the order of `jax.tree.leaves`."""
     leaves: list[ModelLeaf] = []
     for outer_path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
@@ -79,7 +80,7 @@ def join_path(path: Sequence[Any]) -> str:
 
 
 def describe_parameters(
-    tree: Any, *, stacked: Sequence[str] = (), head_counts: Mapping[str, int] | None = None
+    tree: PyTree, *, stacked: Sequence[str] = (), head_counts: Mapping[str, int] | None = None
 ) -> list[Parameter | None]:
     """Describe every leaf of a tree; None for those that are not arrays.
 

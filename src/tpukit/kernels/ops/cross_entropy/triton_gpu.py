@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from ....annotations import PyTree
 from ...blocks.tiling import round_up
 from ...registry.dispatch import with_backward
 from .terms import LossTerms, scaled
@@ -133,7 +134,7 @@ def _row(
         other = None if inside is None else _LOWEST
         return triton.load(at(logits_ref, 0, place), mask=inside, other=other).astype(jnp.float32)
 
-    def add_reads(first: Any, carry: Any, count: int) -> Any:
+    def add_reads(first: Any, carry: PyTree, count: int) -> Any:
         largest, total = carry
         seen = [terms.capped(read(first + n)) for n in range(count)]
         if terms.soft_cap is not None and vocab % LANES:

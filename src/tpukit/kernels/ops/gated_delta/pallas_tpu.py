@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from ....annotations import PyTree
 from ...blocks.tiling import Interpret, tile_dot
 from .forward import run_again, run_forward
 from .operands import CHUNK, OP_NAME, RATES, DeltaBlocks, Operands, head_rates, places, unit
@@ -199,7 +200,7 @@ def _through_unit(d: jax.Array, unit: jax.Array, factor: jax.Array) -> jax.Array
 
 
 def forward(
-    *arrays: Any,
+    *arrays: PyTree,
     chunk: int | None = None,
     blocks: DeltaBlocks | None = None,
     interpret: Interpret = False,

@@ -19,13 +19,14 @@ tokens of a chunk, d width of keys, e width of values.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from ....annotations import PyTree
 from ...blocks.tiling import round_up
 from ...registry.dispatch import with_backward
 from .reference import first_state, unit_heads
@@ -133,7 +134,7 @@ def gated_delta(
     return out[:, :tokens].astype(q.dtype), state.reshape(batch, -1, *state.shape[3:])
 
 
-def forward(*arrays: Any, chunk: int = 64) -> tuple[tuple[jax.Array, jax.Array], DeltaResiduals]:
+def forward(*arrays: PyTree, chunk: int = 64) -> tuple[tuple[jax.Array, jax.Array], DeltaResiduals]:
     """Return the result and the last state, and the arguments as residuals."""
     residuals = DeltaResiduals(*arrays)
     return gated_delta(*residuals, chunk=chunk), residuals
@@ -145,7 +146,7 @@ def backward(
     """Return the gradients of all arguments but the starts, from recomputed chunks."""
     *arrays, starts = residuals
 
-    def rule(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+    def rule(*arrays: PyTree) -> tuple[jax.Array, jax.Array]:
         return gated_delta(*arrays, starts=starts, chunk=chunk)
 
     _, pull = jax.vjp(rule, *arrays)

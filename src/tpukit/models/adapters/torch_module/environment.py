@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from ....annotations import PyTree
 from ....errors import MissingExtraError, TPUNotAvailableError
 from .arrays import to_array
 
@@ -136,7 +137,7 @@ class Nesting:
     Two are equal if they have the same structure and equal other values.
     """
 
-    def __init__(self, tree: Any, others: Sequence[Any], is_tensor: Sequence[bool]) -> None:
+    def __init__(self, tree: PyTree, others: Sequence[Any], is_tensor: Sequence[bool]) -> None:
         self._tree, self._others, self._is_tensor = tree, others, is_tensor
         self._key = (str(tree), repr(others), tuple(is_tensor))
 
