@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
-from ..hardware.stored_formats import rounded_formats
+from ..hardware.stored_formats import WEIGHT_FORMATS, rounded_formats
 from ..models.stored.calibration import find_matrices
 from ..models.stored.parameter import with_stacks
 from ..models.stored.parts import Part
@@ -61,11 +61,12 @@ def round_matrices(
     if format not in rounded_formats():
         made = quantize_matrices(weights, hessians, format=format, seed=seed, **(codec or {}))
         return [*made]
+    stored = WEIGHT_FORMATS[format]
     parts: list[Part] = []
     for weight, hessian in zip(weights, hessians, strict=True):
-        default: Method = "gptq" if format == "int4" and hessian is not None else "nearest"
+        default: Method = "gptq" if stored.is_packed and hessian is not None else "nearest"
         method = integers or default
-        if format == "fp8" and method == "gptq":
+        if not stored.has_integers and method == "gptq":
             method = "nearest"
         parts.append(quantize_integers(weight, format, hessian=hessian, method=method))
     return parts

@@ -27,10 +27,10 @@ class Int8AdamState(NamedTuple):
     """Moments as codes in the shape of the parameters, with a scale per block of codes."""
 
     steps: jax.Array
-    mu: Any  # int8
-    nu: Any  # uint8
-    mu_scales: Any  # float32, (..., blocks)
-    nu_scales: Any
+    mu: PyTree  # int8
+    nu: PyTree  # uint8
+    mu_scales: PyTree  # float32, (..., blocks)
+    nu_scales: PyTree
 
 
 def scale_by_int8_adam(
@@ -58,11 +58,17 @@ def scale_by_int8_adam(
             nu_scales=scales(),
         )
 
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> PyTree:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> PyTree:
         del params
         steps: Any = optax.safe_increment(state.steps)
 
-        def one(gradient: Any, mu: Any, nu: Any, mu_scale: Any, nu_scale: Any) -> tuple[Any, ...]:
+        def one(
+            gradient: jax.Array,
+            mu: jax.Array,
+            nu: jax.Array,
+            mu_scale: jax.Array,
+            nu_scale: jax.Array,
+        ) -> tuple[jax.Array, ...]:
             # All arithmetic is on blocks. Splitting rows into blocks copies an array on a TPU, so
             # only the stored arrays are split, in their narrow formats.
             wide = _blocks(gradient).astype(jnp.float32)
@@ -75,7 +81,7 @@ def scale_by_int8_adam(
             whole = (_joined(b, gradient.shape) for b in (update, mean_codes, square_codes))
             return *whole, mean_scales, square_scales
 
-        def leaf(*arrays: PyTree) -> tuple[Any, ...]:
+        def leaf(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             # A GPU splits rows without a copy and fuses everything.
             stacked = arrays[0].ndim > 2 and not on_one_gpu()
             return _layer_by_layer(one, arrays) if stacked else one(*arrays)

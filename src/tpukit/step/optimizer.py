@@ -74,7 +74,7 @@ def _skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransf
     Unlike `optax.apply_if_finite` it keeps no counter, so its state equals the state of `inner`.
     """
 
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[Any, Any]:
         finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)])
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +53,7 @@ class StepResult:
     loss: jax.Array
     weight: jax.Array
     gradients: PyTree
-    model_state: Any
+    model_state: PyTree
     router: RouterStats | None
 
     def router_metrics(self) -> dict[str, jax.Array]:
@@ -69,7 +68,7 @@ class StepResult:
 
 
 def weighted_loss(
-    loss: LossFunction | None, outputs: Any, batch: Batch, *, z_loss: float = 0.0
+    loss: LossFunction | None, outputs: PyTree, batch: Batch, *, z_loss: float = 0.0
 ) -> WeightedLoss:
     """Return the user's loss, or the default loss, as a total and a weight."""
     value = loss(outputs, batch) if loss else default_loss(outputs, batch, z_loss=z_loss)

@@ -171,7 +171,7 @@ def pipeline_loss_and_gradients(
         model = adapter.module(params, execution)
         tokens = piece["inputs"]
         context = model.context(tokens.shape, positions=piece.get("positions"))
-        carried: dict[str, Any] = {
+        carried: dict[str, PyTree] = {
             "x": model.embed_tokens(tokens, piece.get("positions")),
             "positions": context.positions,
         }
@@ -182,10 +182,10 @@ def pipeline_loss_and_gradients(
             carried["router"] = RouterStats.zeros(config.most_experts, wide)
         return run(params["layers"], carried, leading) if leading else carried
 
-    def stage(layers: Any, carried: dict[str, Any]) -> dict[str, Any]:
+    def stage(layers: PyTree, carried: dict[str, PyTree]) -> dict[str, Any]:
         return run(layers, carried, each)
 
-    def run(layers: Any, carried: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    def run(layers: PyTree, carried: dict[str, PyTree], order: tuple[str, ...]) -> dict[str, Any]:
         model = adapter.module({"layers": layers}, execution)
         context = model.context(
             carried["positions"].shape,
@@ -199,7 +199,7 @@ def pipeline_loss_and_gradients(
             new["router"] = carried["router"] + router
         return new
 
-    def last(params: PyTree, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
+    def last(params: PyTree, carried: dict[str, PyTree], piece: Batch) -> tuple[jax.Array, Any]:
         model = adapter.module(params, execution)
         read = adapter.read_out(model, carried["x"], piece, carried.get("router"))
         loss = weighted_loss(settings.loss, read.outputs, piece, z_loss=execution.z_loss)
@@ -240,8 +240,8 @@ def pipeline_loss_and_gradients(
     )
 
 
-def _join(params: dict[str, Any], gradients: PipelineParams) -> dict[str, Any]:
-    joined: dict[str, Any] = {"layers": join_stages(gradients.stages)}
+def _join(params: dict[str, PyTree], gradients: PipelineParams) -> dict[str, Any]:
+    joined: dict[str, PyTree] = {"layers": join_stages(gradients.stages)}
     for part in (gradients.first, gradients.last):
         for name, gradient in part.items():
             if name == "layers":
@@ -255,7 +255,7 @@ def _join(params: dict[str, Any], gradients: PipelineParams) -> dict[str, Any]:
 
 
 def _split_layers(
-    layers: Any, config: TransformerConfig, leading: tuple[str, ...]
+    layers: PyTree, config: TransformerConfig, leading: tuple[str, ...]
 ) -> tuple[dict[str, Any], Any]:
     """Return the stacks of layers before the first stage, and the stacks that stages share."""
     if not leading:

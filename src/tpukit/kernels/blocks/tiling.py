@@ -262,6 +262,9 @@ def _cut(result: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
     return result[tuple(slice(size) for size in wanted.shape)]
 
 
+# A block of memory in a kernel, read by indexing and written by assignment. jax's own class
+# leaves the types of its elements open.
+Ref: TypeAlias = Any
 # True is the plain interpreter; the parameters belong to the one that finds races.
 Interpret: TypeAlias = bool | pltpu.InterpretParams
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ..blocks.tiling import dividing_columns
+from ..blocks.tiling import Ref, dividing_columns
 from ..partition.splits import Splits
 from ..registry.dispatch import Passes, dispatch_with_gradient
 from ..registry.op import REFERENCE, TRITON
@@ -109,12 +109,12 @@ PASSES = {
 SPLITS = Splits(free="...", arguments=("... both",), result="... width", residuals="... both")
 
 
-def _forward_kernel(both_ref: Any, out_ref: Any) -> None:
+def _forward_kernel(both_ref: Ref, out_ref: Ref) -> None:
     gate, value = (both_ref[0, half, :].astype(jnp.float32) for half in range(2))
     out_ref[0, :] = (jax.nn.silu(gate) * value).astype(out_ref.dtype)
 
 
-def _backward_kernel(both_ref: Any, d_ref: Any, d_both_ref: Any) -> None:
+def _backward_kernel(both_ref: Ref, d_ref: Ref, d_both_ref: Ref) -> None:
     d_gate, d_value = _gradients(both_ref[0, 0, :], both_ref[0, 1, :], d_ref[0, :])
     d_both_ref[0, 0, :] = d_gate.astype(d_both_ref.dtype)
     d_both_ref[0, 1, :] = d_value.astype(d_both_ref.dtype)

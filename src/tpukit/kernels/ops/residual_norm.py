@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ...errors import TPUKernelError
+from ..blocks.tiling import Ref
 from ..partition.splits import Splits
 from ..registry.dispatch import Passes, dispatch_with_gradient
 from ..registry.op import REFERENCE, TRITON
@@ -186,7 +187,7 @@ def _padded(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
-def _row(ref: Any, i: Any) -> Any:
+def _row(ref: Ref, i: Any) -> Any:
     return ref.at[pl.ds(i, 1), :]
 
 
@@ -199,7 +200,7 @@ def _reader(width: int) -> Callable[[Any], jax.Array]:
     return partial(triton.load, mask=inside, other=None if inside is None else 0)
 
 
-def _forward_row(*refs: Any, width: int, eps: float, adds: bool) -> None:
+def _forward_row(*refs: Ref, width: int, eps: float, adds: bool) -> None:
     inside, read = _inside(width), _reader(width)
     x_ref, *others = refs
     narrow = read(_row(x_ref, 0))
@@ -216,12 +217,12 @@ def _forward_row(*refs: Any, width: int, eps: float, adds: bool) -> None:
 
 
 def _backward_rows(
-    stream_ref: Any,
-    d_stream_ref: Any,
-    d_normed_ref: Any,
-    scale_ref: Any,
-    d_x_ref: Any,
-    d_scale_ref: Any,
+    stream_ref: Ref,
+    d_stream_ref: Ref,
+    d_normed_ref: Ref,
+    scale_ref: Ref,
+    d_x_ref: Ref,
+    d_scale_ref: Ref,
     *,
     rows: int,
     width: int,

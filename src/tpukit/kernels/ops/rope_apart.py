@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from ..blocks.tiling import Ref
 from ..partition.splits import Splits
 from ..registry.dispatch import Passes, dispatch_with_gradient
 from ..registry.op import REFERENCE, TRITON
@@ -148,7 +149,7 @@ def _rotate_heads(
     return call(*sources, cos.reshape(tokens, half), sin.reshape(tokens, half))
 
 
-def _kernel(*refs: Any, sources: int, inverse: bool) -> None:
+def _kernel(*refs: Ref, sources: int, inverse: bool) -> None:
     inputs, (cos_ref, sin_ref, *outputs) = refs[:sources], refs[sources:]
     cos, sin = cos_ref[...], sin_ref[...]
     sin = -sin if inverse else sin

@@ -124,7 +124,7 @@ def read_prompts(
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
     cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers, kv=kv)
 
-    def mixing(cache: Any, index: Any) -> PromptMixing:
+    def mixing(cache: PyTree, index: Any) -> PromptMixing:
         return PromptMixing(cache, index, lengths, execution, rotation_of(kv))
 
     x, cache = _run(model, tokens, positions, cache, mixing, length=slots)
@@ -157,7 +157,7 @@ def read_token(
     """
     model = _module(config, params, execution)
 
-    def mixing(cache: Any, index: Any) -> TokenMixing:
+    def mixing(cache: PyTree, index: Any) -> TokenMixing:
         return TokenMixing(cache, index, positions, rotation_of(kv), execution.slots)
 
     x, cache = _run(model, tokens[:, None], positions[:, None], cache, mixing, length=slots)
@@ -190,10 +190,14 @@ def _run(
     traced: Counter[str] = Counter()  # unrolled layers of each kind so far
 
     def one_layer(
-        layer: DecoderLayer, carry: PyTree, inputs: Any, shared: Mapping[str, SharedKeys], kind: str
+        layer: DecoderLayer,
+        carry: PyTree,
+        inputs: PyTree,
+        shared: Mapping[str, SharedKeys],
+        kind: str,
     ) -> Any:
         (x, cache), (own, index) = carry, inputs
-        own_cache: Any = cache.get(kind)
+        own_cache: PyTree = cache.get(kind)
         place, traced[kind] = traced[kind], traced[kind] + 1
         if own_cache is not None and not scan:
             used = mixing(own_cache[place], 0)

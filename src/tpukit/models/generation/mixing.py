@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...kernels.ops.gated_delta.api import gated_delta, gated_delta_step
 from ...kernels.ops.gated_delta.convolution import short_convolution, short_convolution_step
 from ...parallel.sharding.activations import constrain
@@ -33,7 +34,7 @@ class PromptMixing:
 
     def __init__(
         self,
-        cache: Any,
+        cache: PyTree,
         index: Any,
         lengths: jax.Array,
         execution: Execution,
@@ -111,7 +112,7 @@ class TokenMixing:
 
     def __init__(
         self,
-        cache: Any,
+        cache: PyTree,
         index: Any,
         positions: jax.Array,
         rotate: Rotation = unrotated,
@@ -193,7 +194,7 @@ class TokenMixing:
         return getattr(self.cache, name).read(self._index, self._positions, dtype)
 
 
-def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:
+def _with(cache: PyTree, index: Any, new: dict[str, jax.Array]) -> Any:
     """Return the cache with one layer's part of some arrays replaced."""
     written = {
         name: jax.lax.dynamic_update_index_in_dim(

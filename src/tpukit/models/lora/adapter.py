@@ -77,9 +77,9 @@ class LoraAdapter:
         base = made.params if self.keep is None else self.keep(made.params)
         return self.with_new_matrices(base, made.model_state, rng)
 
-    def with_new_matrices(self, base: Any, carried: PyTree, rng: jax.Array) -> Variables:
+    def with_new_matrices(self, base: PyTree, carried: PyTree, rng: jax.Array) -> Variables:
         """Return variables with new LoRA matrices for frozen parameters `base`."""
-        params: dict[str, Any] = {}
+        params: dict[str, PyTree] = {}
         for number, (path, leaf) in enumerate(sorted(target_matrices(self.spec, base).items())):
             first, second = lora_shapes(leaf.shape, self.spec.rank)
             # peft's initialisation of `a`: uniform, with variance 1 / (3 inputs).
@@ -98,7 +98,7 @@ class LoraAdapter:
         if in_layers and not _UNEMBEDDINGS & set(variables.params):
             execution = execution.replace(frozen_head=True)
 
-        def apply_sum(base: Any, params: PyTree, carried: PyTree, batch: Batch) -> Applied:
+        def apply_sum(base: PyTree, params: PyTree, carried: PyTree, batch: Batch) -> Applied:
             summed = with_low_rank(base, params, self.spec, in_layers=in_layers)
             return self.inner.apply(Variables(summed, carried), batch, rng=rng, execution=execution)
 
@@ -107,7 +107,7 @@ class LoraAdapter:
         return applied._replace(model_state={"base": base, "carried": applied.model_state})
 
 
-def with_low_rank(base: Any, params: PyTree, spec: LoraSpec, *, in_layers: bool = False) -> Any:
+def with_low_rank(base: PyTree, params: PyTree, spec: LoraSpec, *, in_layers: bool = False) -> Any:
     """Return a model's parameters with LoRA updates.
 
     Args:

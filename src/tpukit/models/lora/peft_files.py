@@ -34,7 +34,7 @@ _PLAIN = {
 class PeftAdapter(NamedTuple):
     """LoRA matrices by path, their settings, and the folder or name of the base model."""
 
-    params: dict[str, Any]
+    params: dict[str, PyTree]
     spec: LoraSpec
     base: str | None
 
@@ -116,7 +116,7 @@ def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
     named = {name.replace(".default.weight", ".weight"): one for name, one in tensors.items()}
     modules = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in named}
     shapes = config.parameter_shapes()
-    params: dict[str, Any] = {}
+    params: dict[str, PyTree] = {}
     used: set[str] = set()
     for place in _places(config, None):
         if place.module not in modules:
@@ -190,7 +190,7 @@ def _places(config: TransformerConfig, wanted: set[str] | None) -> Iterator[_Pla
 
 
 def _room(
-    params: dict[str, Any], path: str, shape: tuple[int, ...], rank: int
+    params: dict[str, PyTree], path: str, shape: tuple[int, ...], rank: int
 ) -> dict[str, np.ndarray]:
     found = _find(params, path)
     if found is not None:

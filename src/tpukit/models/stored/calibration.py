@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...annotations import PyTree
 from .placement import Spread, on_host
 from .view import MatrixAxes, StoredMatmul, View
 from .walk import StoredLeaf, Tracked, WeightMatmul, walk
@@ -86,7 +87,7 @@ class ModelMatrices:
     refused: Mapping[str, str]
 
 
-def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> ModelMatrices:
+def find_matrices(apply: Callable[..., Any], params: PyTree, *args: PyTree) -> ModelMatrices:
     """Return every parameter that `apply(params, *args)` uses as a matrix of a matmul.
 
     Nothing is computed; arrays may be shapes.
@@ -131,7 +132,7 @@ def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> ModelMa
 
 def collect_statistics(
     apply: Callable[..., Any],
-    params: Any,
+    params: PyTree,
     batches: Iterable[Any],
     matrices: ModelMatrices,
     *,
@@ -155,7 +156,7 @@ def collect_statistics(
     wanted = {one.name for one in matrices.found} if only is None else set(only)
     products = {p for p, names in matrices.products.items() if wanted.intersection(names)}
 
-    def measured(params: Any, batch: Any) -> Any:
+    def measured(params: PyTree, batch: PyTree) -> Any:
         recorder = _Recorder(measure=True, only=products, spread=spread)
         _through_values(apply, params, (batch,), recorder)
         return recorder.statistics
@@ -194,25 +195,25 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., dict[StoredMatmul, 
     """Return the function under jit; the keys of its result are matmuls, not a jax tree."""
     keys: list[StoredMatmul] = []
 
-    def values(params: Any, batch: Any) -> Any:
+    def values(params: PyTree, batch: PyTree) -> Any:
         found = function(params, batch)
         keys[:] = list(found)
         return list(found.values())
 
     jitted = jax.jit(values)
 
-    def run(params: Any, batch: Any) -> dict[StoredMatmul, Any]:
+    def run(params: PyTree, batch: PyTree) -> dict[StoredMatmul, Any]:
         results = jitted(params, batch)
         return dict(zip(keys, results, strict=True))
 
     return run
 
 
-def _through(apply: Any, params: Any, args: Any, recorder: "_Recorder") -> None:
+def _through(apply: Any, params: PyTree, args: PyTree, recorder: "_Recorder") -> None:
     jax.eval_shape(lambda p, a: _through_values(apply, p, a, recorder) and None, params, args)
 
 
-def _through_values(apply: Any, params: Any, args: Any, recorder: "_Recorder") -> None:
+def _through_values(apply: Any, params: PyTree, args: PyTree, recorder: "_Recorder") -> None:
     closed = jax.make_jaxpr(apply)(params, *args)
     flat = jax.tree.leaves(params)
     tracked = [

@@ -20,7 +20,8 @@ from .mixing import SharedKeys
 # (parameters of one layer, carry, its kind, its own inputs, keys of other layers)
 # -> (carry, statistics or None, its keys or None)
 LayerFunction = Callable[
-    [Any, Any, str, Any, Mapping[str, SharedKeys]], tuple[Any, Any, SharedKeys | None]
+    [PyTree, PyTree, str, PyTree, Mapping[str, SharedKeys]],
+    tuple[PyTree, PyTree, SharedKeys | None],
 ]
 
 
@@ -36,11 +37,11 @@ class StackedLayers:
         inputs: Per-layer inputs with a leading axis of all layers, or None.
     """
 
-    stacks: Mapping[str, Any]
+    stacks: Mapping[str, PyTree]
     stack_of: Mapping[str, str]
     order: tuple[str, ...]
     donors: frozenset[int]
-    inputs: Any = None
+    inputs: PyTree = None
 
     def part(self, first: int, count: int) -> "_Part":
         """Return the parameters of `count` layers from `first` on, sliced from their stacks."""
@@ -62,19 +63,19 @@ class StackedLayers:
 class _Part:
     """Parameters of consecutive layers by stack, and their per-layer inputs."""
 
-    stacks: dict[str, Any]
-    inputs: Any
+    stacks: dict[str, PyTree]
+    inputs: PyTree
 
 
 def run_layers(
     layer: LayerFunction,
     layers: StackedLayers,
     runs: tuple[LayerRun, ...],
-    x: Any,
+    x: PyTree,
     *,
     remat: RematPolicy,
     scan: bool = True,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Send `x`, the activations or any tree with them, through every layer.
 
     One scan iteration runs a common multiple of the run's cycle and the remat segment. Layers left
@@ -83,7 +84,7 @@ def run_layers(
     Returns:
         The output of the last layer, and the sum of the layers' statistics.
     """
-    totals: list[Any] = []
+    totals: list[PyTree] = []
     shared: dict[str, SharedKeys] = {}
     for run in runs:
         x, total, keys = _run(layer, layers, run, x, shared, remat=remat, scan=scan)
@@ -97,16 +98,16 @@ def _run(
     layer: LayerFunction,
     layers: StackedLayers,
     run: LayerRun,
-    x: Any,
+    x: PyTree,
     shared: Mapping[str, SharedKeys],
     *,
     remat: RematPolicy,
     scan: bool,
-) -> tuple[Any, Any, SharedKeys | None]:
+) -> tuple[PyTree, PyTree, SharedKeys | None]:
     count = len(run.kinds)
     group = math.lcm(len(run.cycle), remat.every_n_layers)
     groups = count // group if scan and run.repeats > 1 else 0
-    totals: list[Any] = []
+    totals: list[PyTree] = []
     keys = None
     if groups:
         part = layers.part(run.first, groups * group)
@@ -115,7 +116,7 @@ def _run(
         )
         kinds = run.kinds[:group]
 
-        def body(carry: PyTree, part: _Part) -> tuple[Any, Any]:
+        def body(carry: PyTree, part: _Part) -> tuple[PyTree, PyTree]:
             x, total, _ = _unrolled(
                 layer, layers.stack_of, kinds, part, carry, shared, remat=remat, in_loop=True
             )
@@ -138,15 +139,15 @@ def _unrolled(
     stack_of: Mapping[str, str],
     kinds: tuple[str, ...],
     part: _Part,
-    x: Any,
+    x: PyTree,
     shared: Mapping[str, SharedKeys],
     *,
     remat: RematPolicy,
     in_loop: bool,
-) -> tuple[Any, Any, SharedKeys | None]:
+) -> tuple[PyTree, PyTree, SharedKeys | None]:
     """Run layers one after another; return the output, statistics and keys of the last one."""
     slots = _slots(kinds, stack_of)
-    totals: list[Any] = []
+    totals: list[PyTree] = []
     keys: SharedKeys | None = None
     if not remat.active and len(kinds) > 1:
         cuts = {stack: _cut(of) for stack, of in part.stacks.items()}
@@ -162,8 +163,8 @@ def _unrolled(
 
         # Layers are sliced from the stack inside the segment. A slice from outside would be an
         # input of the segment, and the backward pass would keep a second copy of the weights.
-        def segment(part: _Part, x: Any, numbers: range = numbers) -> Any:
-            statistics: list[Any] = []
+        def segment(part: _Part, x: PyTree, numbers: range = numbers) -> PyTree:
+            statistics: list[PyTree] = []
             keys: SharedKeys | None = None
             for number in numbers:
                 kind, slot = kinds[number], slots[number]
@@ -192,7 +193,7 @@ def _slots(kinds: tuple[str, ...], stack_of: Mapping[str, str]) -> list[int]:
     return slots
 
 
-def _cut(stacked: PyTree) -> list[Any]:
+def _cut(stacked: PyTree) -> list[PyTree]:
     leaves, structure = jax.tree.flatten(stacked)
     return [
         jax.tree.unflatten(structure, cuts) for cuts in zip(*map(_unstack, leaves), strict=True)
@@ -219,14 +220,14 @@ def _unstack_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Ar
 _unstack.defvjp(_unstack_forward, _unstack_backward)
 
 
-def _add(statistics: list[Any]) -> Any:
+def _add(statistics: list[PyTree]) -> PyTree:
     """Return the sum of statistics, or None where no layer has any."""
     present = [seen for seen in statistics if seen is not None]
     return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), present) if present else None
 
 
 @jax.custom_jvp
-def join_gradients(layer: Any, x: Any) -> tuple[Any, Any]:
+def join_gradients(layer: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """Return a layer's parameters and input unchanged; the backward pass computes both together.
 
     Gradients of weights are read only at the end of a scan iteration. In an iteration of several
@@ -239,8 +240,8 @@ def join_gradients(layer: Any, x: Any) -> tuple[Any, Any]:
 
 @partial(join_gradients.defjvp, symbolic_zeros=True)
 def _tangents_together(
-    primals: tuple[Any, Any], tangents: tuple[Any, Any]
-) -> tuple[tuple[Any, Any], Any]:
+    primals: tuple[PyTree, PyTree], tangents: tuple[PyTree, PyTree]
+) -> tuple[tuple[PyTree, PyTree], PyTree]:
     """Join the tangents; frozen parameters, such as a LoRA base, have none to wait for."""
     leaves, structure = jax.tree.flatten(tangents, is_leaf=_is_zero)
     moving = iter(lax.optimization_barrier([leaf for leaf in leaves if not _is_zero(leaf)]))
@@ -252,7 +253,9 @@ def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, SymbolicZero)
 
 
-def round_layer_weights(stacked: PyTree, dtype: jnp.dtype) -> tuple[Callable[[Any], Any], Any]:
+def round_layer_weights(
+    stacked: PyTree, dtype: jnp.dtype
+) -> tuple[Callable[[PyTree], PyTree], PyTree]:
     """Return a stack for `run_layers` whose matrices are rounded to `dtype` layer by layer.
 
     A weight that is stored in float32 and used in bfloat16 has a gradient with bfloat16 values. By
@@ -279,7 +282,7 @@ def round_layer_weights(stacked: PyTree, dtype: jnp.dtype) -> tuple[Callable[[An
     ]
 
     def rounded(parameters: PyTree) -> PyTree:
-        used: list[Any] = [
+        used: list[PyTree] = [
             leaf if other is None else _rounded(leaf, other)
             for leaf, other in zip(*parameters, strict=True)
         ]

@@ -197,7 +197,11 @@ class Transformer(nnx.Module):
         execution = context.execution
 
         def one_layer(
-            layer: DecoderLayer, x: jax.Array, own: Any, shared: Mapping[str, SharedKeys], kind: str
+            layer: DecoderLayer,
+            x: jax.Array,
+            own: PyTree,
+            shared: Mapping[str, SharedKeys],
+            kind: str,
         ) -> tuple[jax.Array, RouterStats | None, SharedKeys | None]:
             return layer(x, context.replace(per_layer=own, shared=shared))
 
@@ -257,7 +261,11 @@ class Transformer(nnx.Module):
                 opened[name], weights[name] = round_layer_weights(stack, jnp.dtype(c.dtype))
 
         def one_layer(
-            parameters: PyTree, carry: PyTree, kind: str, own: Any, shared: Mapping[str, SharedKeys]
+            parameters: PyTree,
+            carry: PyTree,
+            kind: str,
+            own: PyTree,
+            shared: Mapping[str, SharedKeys],
         ) -> tuple[Any, Any, SharedKeys | None]:
             layer = nnx.merge(definitions[kind], opened[stack_of[kind]](parameters))
             return call(layer, carry, own, shared, kind)

@@ -150,7 +150,7 @@ def check_stacked(stage_params: PyTree, stages: int, axis: str) -> None:
             )
 
 
-def count_microbatches(x: Any) -> int:
+def count_microbatches(x: PyTree) -> int:
     """Return the length of the first dimension, which all arrays of `x` share."""
     counts = {leaf.shape[0] for leaf in jax.tree.leaves(x)}
     if len(counts) != 1:
@@ -161,7 +161,7 @@ def count_microbatches(x: Any) -> int:
     return counts.pop()
 
 
-def check_same(x: Any, y: Any) -> None:
+def check_same(x: PyTree, y: PyTree) -> None:
     """Raise ShardingError unless a stage returns the shapes and dtypes of its input."""
     shapes = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (x, y)]
     if shapes[0] != shapes[1]:
@@ -172,7 +172,7 @@ def check_same(x: Any, y: Any) -> None:
 
 
 def over_stages(
-    run: Callable[..., Any], mesh: AnyMesh, axis: str, *, in_specs: Any, out_specs: Any
+    run: Callable[..., Any], mesh: AnyMesh, axis: str, *, in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., Any]:
     """Run `run` on every stage, manual over `axis` alone.
 

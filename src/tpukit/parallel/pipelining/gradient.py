@@ -28,15 +28,15 @@ from .schedule import PipelineSchedule, ScheduleName, backward_microbatch, forwa
 
 
 class _Forward(NamedTuple):
-    arriving: Any  # from the stage before
-    saved: Any  # (buffers, ...) inputs of the micro-batches in flight
+    arriving: PyTree  # from the stage before
+    saved: PyTree  # (buffers, ...) inputs of the micro-batches in flight
 
 
 class _Backward(NamedTuple):
     arriving: list[Array]  # gradients from the stage after, of the floating leaves
     gradients: PipelineParams
     loss: Array
-    aux: Any
+    aux: PyTree
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class OneForwardOneBackward:
     """One device's part of the 1F1B schedule, called inside a region where `axis` is manual."""
 
     stage_fn: StageFn
-    first_fn: Callable[[Any, Any], Any]
-    loss_fn: Callable[[Any, Any, Any], tuple[Any, Any]]
+    first_fn: Callable[[PyTree, PyTree], PyTree]
+    loss_fn: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
     plan: PipelineSchedule
     axis: str
 
     def __call__(
-        self, params: PipelineParams, inputs: Any, targets: Any
-    ) -> tuple[Array, Any, PipelineParams]:
+        self, params: PipelineParams, inputs: PyTree, targets: PyTree
+    ) -> tuple[Array, PyTree, PipelineParams]:
         """Return this stage's share of loss, aux and gradients, each with a leading dimension of 1.
 
         The loss, aux and the gradients of `first` and `last` are to be added up over the stages.
@@ -84,10 +84,10 @@ class OneForwardOneBackward:
             lambda leaf: leaf[None], (backward.loss, backward.aux, backward.gradients)
         )
 
-    def _start(self, batch: tuple[PipelineParams, Any, Any]) -> tuple[_Forward, _Backward]:
+    def _start(self, batch: tuple[PipelineParams, PyTree, PyTree]) -> tuple[_Forward, _Backward]:
         here, inputs, targets = batch
 
-        def one_microbatch() -> tuple[Any, tuple[Any, Any]]:
+        def one_microbatch() -> tuple[PyTree, tuple[PyTree, PyTree]]:
             x = self.first_fn(here.first, _at(inputs, 0))
             y = self.stage_fn(here.stages, x)
             check_same(x, y)
@@ -112,7 +112,7 @@ class OneForwardOneBackward:
         return forward, backward
 
     def _forward(
-        self, batch: tuple[PipelineParams, Any, Any], state: _Forward, tick: Array
+        self, batch: tuple[PipelineParams, PyTree, PyTree], state: _Forward, tick: Array
     ) -> _Forward:
         here, inputs, _ = batch
         stage = lax.axis_index(self.axis)
@@ -125,18 +125,22 @@ class OneForwardOneBackward:
         return _Forward(pass_along(y, self.axis, self.plan.stages), saved)
 
     def _backward(
-        self, batch: tuple[PipelineParams, Any, Any], saved: Any, state: _Backward, tick: Array
+        self,
+        batch: tuple[PipelineParams, PyTree, PyTree],
+        saved: PyTree,
+        state: _Backward,
+        tick: Array,
     ) -> _Backward:
         here, inputs, targets = batch
         stage, stages = lax.axis_index(self.axis), self.plan.stages
         microbatch, active = self._work(backward_microbatch(tick, stage, stages))
         x = _Floats.of(_at(saved, microbatch % self.plan.buffers))
 
-        def run_stage(params: PyTree, leaves: list[Array]) -> tuple[list[Array], Any]:
+        def run_stage(params: PyTree, leaves: list[Array]) -> tuple[list[Array], PyTree]:
             y = _Floats.of(self.stage_fn(params, x.put(leaves)))
             return y.leaves, y
 
-        def run_loss(params: PyTree, leaves: list[Array]) -> tuple[Array, Any]:
+        def run_loss(params: PyTree, leaves: list[Array]) -> tuple[Array, PyTree]:
             loss, aux = self.loss_fn(params, y.put(leaves), _at(targets, microbatch))
             return loss / self.plan.microbatches, aux
 
@@ -152,7 +156,7 @@ class OneForwardOneBackward:
         _, pull_first = jax.vjp(run_first, here.first)
         (d_first,) = pull_first(d_x)
 
-        def add(to: Any, more: Any, where: Array) -> Any:
+        def add(to: PyTree, more: PyTree, where: Array) -> PyTree:
             return jax.tree.map(lambda a, b: jnp.where(where, a + b, a), to, more)
 
         is_first, is_last = active & (stage == 0), active & (stage == stages - 1)
@@ -183,7 +187,7 @@ class _Floats(NamedTuple):
     def of(cls, tree: PyTree) -> "_Floats":
         return cls([leaf for leaf in jax.tree.leaves(tree) if _is_float(leaf)], tree)
 
-    def put(self, leaves: list[Array]) -> Any:
+    def put(self, leaves: list[Array]) -> PyTree:
         """Return the tree with other floating leaves."""
         coming = iter(leaves)
         return jax.tree.map(lambda leaf: next(coming) if _is_float(leaf) else leaf, self.tree)
@@ -237,16 +241,16 @@ def pipeline_value_and_grad(
     microbatches = count_microbatches((inputs, targets))
     plan = PipelineSchedule(schedule, stages, microbatches)
 
-    def first(first_params: Any, inputs: Any) -> Any:
+    def first(first_params: PyTree, inputs: PyTree) -> PyTree:
         return inputs if first_fn is None else first_fn(first_params, inputs)
 
-    def loss(last_params: Any, y: Any, targets: Any) -> tuple[Any, Any]:
+    def loss(last_params: PyTree, y: PyTree, targets: PyTree) -> tuple[PyTree, PyTree]:
         result = loss_fn(last_params, y, targets)
         return result if has_aux else (result, ())
 
     if plan.name == "gpipe":
 
-        def mean_loss(params: PipelineParams) -> tuple[Any, Any]:
+        def mean_loss(params: PipelineParams) -> tuple[PyTree, PyTree]:
             x = lax.map(lambda microbatch: first(params.first, microbatch), inputs)
             y = pipeline(jax.checkpoint(stage_fn), params.stages, x, mesh=mesh, axis=axis)
             losses, aux = lax.map(lambda pair: loss(params.last, *pair), (y, targets))

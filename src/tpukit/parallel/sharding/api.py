@@ -167,7 +167,7 @@ def validate_sharding(
 
 
 def _expected_specs(
-    tree: PyTree, leaves: list[ModelLeaf], mesh: AnyMesh, expected: Any
+    tree: PyTree, leaves: list[ModelLeaf], mesh: AnyMesh, expected: PyTree
 ) -> list[PartitionSpec | None]:
     if expected is None:
         names = tuple(axis_sizes(mesh))

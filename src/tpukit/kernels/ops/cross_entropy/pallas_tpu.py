@@ -20,6 +20,7 @@ from ....hardware.target import current_target
 from ...blocks.tiling import (
     LANES,
     Interpret,
+    Ref,
     accumulate,
     round_up,
     tile_dot,
@@ -285,14 +286,14 @@ def _compiler_params(x: jax.Array, w: jax.Array, blocks: CrossEntropyBlocks) -> 
 
 
 def _forward_kernel(
-    labels: Any,
-    x: Any,
-    w: Any,
-    log_normaliser: Any,
-    label_logit: Any,
-    lane_max: Any,
-    lane_sum: Any,
-    lane_label: Any,
+    labels: Ref,
+    x: Ref,
+    w: Ref,
+    log_normaliser: Ref,
+    label_logit: Ref,
+    lane_max: Ref,
+    lane_sum: Ref,
+    lane_label: Ref,
     *,
     terms: LossTerms,
     vocab: int,
@@ -331,13 +332,13 @@ def _forward_kernel(
 
 
 def _dx_kernel(
-    labels: Any,
-    log_normaliser: Any,
-    factor: Any,
-    x: Any,
-    w: Any,
-    d_x: Any,
-    total: Any,
+    labels: Ref,
+    log_normaliser: Ref,
+    factor: Ref,
+    x: Ref,
+    w: Ref,
+    d_x: Ref,
+    total: Ref,
     *,
     terms: LossTerms,
     tokens: int,
@@ -355,13 +356,13 @@ def _dx_kernel(
 
 
 def _dw_kernel(
-    labels: Any,
-    log_normaliser: Any,
-    factor: Any,
-    x: Any,
-    w: Any,
-    d_w: Any,
-    total: Any,
+    labels: Ref,
+    log_normaliser: Ref,
+    factor: Ref,
+    x: Ref,
+    w: Ref,
+    d_w: Ref,
+    total: Ref,
     *,
     terms: LossTerms,
     tokens: int,
@@ -383,9 +384,9 @@ def _dw_kernel(
 
 
 def _d_logits(
-    labels: Any,
-    log_normaliser: Any,
-    factor: Any,
+    labels: Ref,
+    log_normaliser: Ref,
+    factor: Ref,
     x: jax.Array,
     w: jax.Array,
     vocab_step: Any,

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ....annotations import PyTree
-from ...blocks.tiling import round_up
+from ...blocks.tiling import Ref, round_up
 from ...registry.dispatch import with_backward
 from .terms import LossTerms, scaled
 
@@ -109,10 +109,10 @@ class Place(NamedTuple):
 
 
 def _row(
-    logits_ref: Any,
-    label_ref: Any,
-    weight_ref: Any,
-    first_row_ref: Any,
+    logits_ref: Ref,
+    label_ref: Ref,
+    weight_ref: Ref,
+    first_row_ref: Ref,
     *rest: Any,
     vocab: int,
     terms: LossTerms,
@@ -123,7 +123,7 @@ def _row(
     label, weight = label_ref[0], weight_ref[0]
     row_of_slopes = first_row_ref[0] + pl.program_id(0)
 
-    def at(ref: Any, row: Any, place: Any) -> Any:
+    def at(ref: Ref, row: Any, place: Any) -> Any:
         return ref.at[pl.ds(row, 1), pl.ds(place * LANES, LANES)]
 
     def columns(place: Any) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ...blocks.tiling import round_up
+from ...blocks.tiling import Interpret, Ref, round_up
 from .problem import (
     LANES,
     LOG2_E,
@@ -44,7 +44,7 @@ def pull_back(
     problem: Problem,
     blocks: FlashBlocks,
     vmem_limit_bytes: int | None,
-    interpret: Any,
+    interpret: Interpret,
 ) -> ArrayGradients:
     """Return the gradients of q, k and v, given result and log-sum-exp (B, H, S) of `attend`."""
     visibility, group = problem.visibility, problem.group
@@ -161,7 +161,7 @@ def pull_back(
 
 
 def _kernel(
-    *refs: Any,
+    *refs: Ref,
     problem: Problem,
     blocks: FlashBlocks,
     q_steps: int,

@@ -39,8 +39,9 @@ SAFE = FlashBlocks()
 def problem_of(case: KernelCase) -> Problem:
     """Return the problem of a case."""
     given = {name: case.options[name] for name in STATIC_FIELDS if name in case.options}
+    q, k, v = case.arguments[:3]
     mask_rows: int = case.options.get("mask_rows", 0)
-    return make_problem(*case.arguments[:3], AttentionSpec(**given), mask_rows=mask_rows)
+    return make_problem(q, k, v, AttentionSpec(**given), mask_rows=mask_rows)
 
 
 def make_problem(q: Any, k: Any, v: Any, spec: AttentionSpec, *, mask_rows: int = 0) -> Problem:

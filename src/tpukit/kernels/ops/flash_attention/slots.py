@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, Interpret
+from ...blocks.tiling import LANES, Interpret, Ref
 from ...blocks.vmem import vmem_limit_bytes
 
 # Bytes of keys or values per grid step: more steps cost their start, more bytes need VMEM.
@@ -134,22 +134,22 @@ def _block(keys: jax.Array) -> tuple[int, int]:
 
 
 def _kernel(
-    index: Any,
-    positions: Any,
-    q: Any,
-    new_key: Any,
-    new_value: Any,
-    keys: Any,
-    values: Any,
-    out: Any,
-    all_keys: Any,
-    all_values: Any,
-    queries: Any,
-    total: Any,
-    largest: Any,
-    weight: Any,
-    tiles: Any,
-    written: Any,
+    index: Ref,
+    positions: Ref,
+    q: Ref,
+    new_key: Ref,
+    new_value: Ref,
+    keys: Ref,
+    values: Ref,
+    out: Ref,
+    all_keys: Ref,
+    all_values: Ref,
+    queries: Ref,
+    total: Ref,
+    largest: Ref,
+    weight: Ref,
+    tiles: Ref,
+    written: Ref,
     *,
     scale: float,
     window: int | None,

@@ -133,8 +133,8 @@ class AttentionSpec:
         Both are integers of shapes that broadcast, in numpy or jax. `mask`, which needs indices
         and not positions, and segment ids are not considered.
         """
-        distance = queries - keys
-        visible = distance >= 0 if self.causal else distance == distance
+        distance: Any = queries - keys
+        visible: Any = distance >= 0 if self.causal else distance == distance
         if self.window is not None:
             visible = visible & (abs(distance) < self.window)
         if self.chunk is not None:
@@ -220,5 +220,6 @@ class AttentionOptions(TypedDict, total=False):
 
 def causal_spec(**options: Unpack[AttentionOptions]) -> AttentionSpec:
     """Return the spec of causal self-attention with these options."""
-    ids = options.pop("segment_ids", None)
-    return AttentionSpec(causal=True, segment_ids=SegmentIds.of(ids), **options)
+    rest: dict[str, Any] = {name: options[name] for name in options if name != "segment_ids"}
+    ids = SegmentIds.of(options.get("segment_ids"))
+    return AttentionSpec(causal=True, segment_ids=ids, **rest)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ...blocks.tiling import tile_dot, tile_shape
+from ...blocks.tiling import Ref, tile_dot, tile_shape
 from .operands import CHUNK, OP_NAME, RATES, Operands, head_rates, places, unit
 from .reference import first_state
 from .xla import DeltaResiduals
@@ -82,14 +82,14 @@ def _read(
 
 
 def _kernel(
-    q: Any,
-    k: Any,
-    v: Any,
-    rates: Any,
-    initial: Any,
-    out: Any,
-    other: Any,
-    state: Any,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    rates: Ref,
+    initial: Ref,
+    out: Ref,
+    other: Ref,
+    state: Ref,
     *,
     operands: Operands,
     keeps: bool,

@@ -6,14 +6,13 @@ of its system.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ....annotations import PyTree
-from ...blocks.tiling import Interpret, tile_dot
+from ...blocks.tiling import Interpret, Ref, tile_dot
 from .forward import run_again, run_forward
 from .operands import CHUNK, OP_NAME, RATES, DeltaBlocks, Operands, head_rates, places, unit
 from .xla import DeltaResiduals
@@ -78,20 +77,20 @@ def run_backward(
 
 
 def _kernel(
-    q: Any,
-    k: Any,
-    v: Any,
-    rates: Any,
-    states: Any,
-    inverses: Any,
-    d_out: Any,
-    d_last: Any,
-    dq: Any,
-    dk: Any,
-    dv: Any,
-    d_rates: Any,
-    d_first: Any,
-    d_state: Any,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    rates: Ref,
+    states: Ref,
+    inverses: Ref,
+    d_out: Ref,
+    d_last: Ref,
+    dq: Ref,
+    dk: Ref,
+    dv: Ref,
+    d_rates: Ref,
+    d_first: Ref,
+    d_state: Ref,
     *,
     operands: Operands,
 ) -> None:
@@ -176,7 +175,7 @@ def _kernel(
         d_first[0] = d_state[...]
 
 
-def _write_rates(d_rates: Any, columns: list[jax.Array], from_rows: list[jax.Array]) -> None:
+def _write_rates(d_rates: Ref, columns: list[jax.Array], from_rows: list[jax.Array]) -> None:
     """Write columns (C, 1), two per head, as rows of a head's rates, less the sums over rows."""
     count = d_rates.shape[1]
     lane = jax.lax.broadcasted_iota(jnp.int32, (CHUNK, count), 1)

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import Interpret, accumulate, tile_dot, zero_past_end
+from ...blocks.tiling import Interpret, Ref, accumulate, tile_dot, zero_past_end
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
 from ...registry.op import KernelCase
@@ -196,14 +196,14 @@ def _multiply(
 
 
 def _multiply_kernel(
-    group: Any,
-    tile: Any,
-    filled: Any,
-    offsets: Any,
-    lhs: Any,
-    rhs: Any,
-    out: Any,
-    total: Any,
+    group: Ref,
+    tile: Ref,
+    filled: Ref,
+    offsets: Ref,
+    lhs: Ref,
+    rhs: Ref,
+    out: Ref,
+    total: Ref,
     *,
     groups: int,
     width: int,
@@ -283,7 +283,7 @@ def _sum_by_group(
     )(table.group, table.tile, table.offsets, *own_scales, lhs, cotangent)
 
 
-def _sum_kernel(group: Any, tile: Any, offsets: Any, *refs: Any, scaled: bool) -> None:
+def _sum_kernel(group: Ref, tile: Ref, offsets: Ref, *refs: Ref, scaled: bool) -> None:
     lhs, cotangent, out, total = refs[-4:]
     visit, visits = pl.program_id(2), pl.num_programs(2)
     mine = group[visit]

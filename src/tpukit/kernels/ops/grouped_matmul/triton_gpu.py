@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from ...blocks.tiling import Ref
 from ...registry.dispatch import recomputed
 from .reference import grouped_matmul_xla
 from .visits import plan_visits
@@ -125,13 +126,13 @@ def _block_order(place: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def _product_tile(
-    lhs_ref: Any,
-    rhs_ref: Any,
-    group_ref: Any,
-    tile_ref: Any,
-    offsets_ref: Any,
-    visits_ref: Any,
-    out_ref: Any,
+    lhs_ref: Ref,
+    rhs_ref: Ref,
+    group_ref: Ref,
+    tile_ref: Ref,
+    offsets_ref: Ref,
+    visits_ref: Ref,
+    out_ref: Ref,
     *,
     tiles: Tiles,
     most: int,
@@ -166,7 +167,7 @@ def _product_tile(
 
 
 def _weight_tile(
-    lhs_ref: Any, cotangent_ref: Any, start_ref: Any, end_ref: Any, out_ref: Any, *, tiles: Tiles
+    lhs_ref: Ref, cotangent_ref: Ref, start_ref: Ref, end_ref: Ref, out_ref: Ref, *, tiles: Tiles
 ) -> None:
     group = pl.program_id(1)
     _, height, width = out_ref.shape
@@ -183,7 +184,7 @@ def _weight_tile(
         row = row_0 + jnp.arange(tiles.depth)
         is_ours = (row >= start) & (row < end)
 
-        def read(ref: Any, part: Any, size: int) -> jax.Array:
+        def read(ref: Ref, part: Any, size: int) -> jax.Array:
             mask = jnp.broadcast_to(is_ours[:, None], (tiles.depth, size))
             return triton.load(ref.at[pl.ds(row_0, tiles.depth), part], mask=mask, other=0.0)
 

@@ -212,15 +212,17 @@ def quantized_case(
         stages: Stages of codes.
     """
     stored = WEIGHT_FORMATS[format]
+    array = jax.ShapeDtypeStruct
+    groups = 1 if stored.block is None else width // stored.block
     data, name = (width // stored.values_per_element, columns), format
-    arrays = [((1 if stored.block is None else width // stored.block, columns), jnp.float32)]
+    codebook: tuple[jax.ShapeDtypeStruct, ...] = ()
     if stored.has_codebook:
         data, name = (stages, *data), f"{format}{stages}x{entries}"
-        arrays.append(((stages, entries // LANES, LANES), jnp.int32))
-    arrays = [((rows, width), jnp.bfloat16), (data, jnp.dtype(stored.dtype)), *arrays]
+        codebook = (array((stages, entries // LANES, LANES), jnp.int32),)
+    weight = (array(data, stored.dtype), array((groups, columns), jnp.float32), *codebook)
     return KernelCase(
         f"{name}_{activations}_{rows}x{width}x{columns}",
-        tuple(jax.ShapeDtypeStruct(*array) for array in arrays),
+        (array((rows, width), jnp.bfloat16), *weight),
         {"format": format, "activations": activations},
     )
 

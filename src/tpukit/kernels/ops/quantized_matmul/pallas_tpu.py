@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ....errors import TPUKernelError
 from ....hardware.stored_formats import WEIGHT_FORMATS, StoredFormat
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, Interpret, round_up, tile_dot, tile_shape
+from ...blocks.tiling import LANES, Interpret, Ref, round_up, tile_dot, tile_shape
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
@@ -158,7 +158,7 @@ def forward(
     )(*which, values, row_scales, *weight)
 
 
-def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
+def _kernel(*refs: Ref, format: str, sticks_out: bool) -> None:
     *arrays, out, total = refs
     stored = WEIGHT_FORMATS[format]
     codebook = arrays.pop() if stored.has_codebook else None
@@ -193,7 +193,7 @@ def _group(x: Any, data: Any, scales: Any, group: int, stored: StoredFormat) -> 
     size = x.shape[1] // scales.shape[1]
     words = size // stored.values_per_element
     packed = data[group * words : (group + 1) * words, :]
-    values = pltpu.bitcast(packed, stored.values.name).astype(x.dtype)
+    values = pltpu.bitcast(packed, jnp.dtype(stored.values.name)).astype(x.dtype)
     product = tile_dot(x[:, group * size : (group + 1) * size], values)
     return product.astype(jnp.float32) * scales[0, group : group + 1, :]
 

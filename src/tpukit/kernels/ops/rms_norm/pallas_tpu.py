@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ....errors import TPUKernelError
 from ....hardware import get_chip
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, round_up, tile_shape, word_sublanes
+from ...blocks.tiling import LANES, Interpret, Ref, round_up, tile_shape, word_sublanes
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
 from ...registry.dispatch import Passes
@@ -155,7 +155,7 @@ class RowNorm:
     name: str
     eps: float
     centred: bool
-    interpret: Any = False
+    interpret: Interpret = False
 
 
 def row_norm_passes(name: str, *, centred: bool, eps: float) -> Passes:
@@ -172,7 +172,7 @@ def row_norm_passes(name: str, *, centred: bool, eps: float) -> Passes:
         *parameters: jax.Array | None,
         eps: float = eps,
         blocks: RowBlocks | None = None,
-        interpret: Any = False,
+        interpret: Interpret = False,
     ) -> tuple[jax.Array, Residuals]:
         norm = RowNorm(name, eps=eps, centred=centred, interpret=interpret)
         chosen = blocks_for(name, row_case(x), blocks)
@@ -185,7 +185,7 @@ def row_norm_passes(name: str, *, centred: bool, eps: float) -> Passes:
         *,
         eps: float = eps,
         blocks: RowBlocks | None = None,
-        interpret: Any = False,
+        interpret: Interpret = False,
     ) -> Residuals:
         x, *parameters = residuals
         norm = RowNorm(name, eps=eps, centred=centred, interpret=interpret)
@@ -223,7 +223,7 @@ def normalise(
     block, chunk = blocks.block_rows, _chunk(x, blocks, FORWARD_TILES)
     parameters = [p.reshape(1, width) for p in (scale, bias) if p is not None]
 
-    def kernel(x_ref: Any, *refs: Any) -> None:
+    def kernel(x_ref: Ref, *refs: Ref) -> None:
         *lines, out_ref = refs
         scale_line = lines.pop(0)[...].astype(jnp.float32) if scale is not None else None
         bias_line = lines.pop(0)[...].astype(jnp.float32) if bias is not None else None
@@ -279,7 +279,7 @@ def normalise_backward(
     matrices = [x.reshape(rows, width), cotangent.reshape(rows, width)]
     lines = [] if scale is None else [scale.reshape(1, width)]
 
-    def kernel(x_ref: Any, cotangent_ref: Any, *refs: Any) -> None:
+    def kernel(x_ref: Ref, cotangent_ref: Ref, *refs: Ref) -> None:
         inputs, (dx_ref, *sum_refs) = refs[: -1 - sums], refs[-1 - sums :]
         scale_line = inputs[0][...].astype(jnp.float32) if lines else None
         first_row = (pl.program_id(0) * steps + pl.program_id(1)) * block
