@@ -11,7 +11,15 @@ from tpukit.hardware import list_chips, list_slices
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Command, PodConfig, Tier
 from tpukit.pods.manifests import build_manifest, lint, queue_documents, read_files
-from tpukit.pods.manifests.names import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY, ZONE
+from tpukit.pods.manifests.names import (
+    ACCELERATOR,
+    FLEX_START,
+    QUEUE,
+    RESERVATION,
+    SPOT,
+    TOPOLOGY,
+    ZONE,
+)
 
 LAUNCH = LaunchSettings(image="registry/jax:1")
 COMMAND = Command(argv=("python", "train.py"))
@@ -132,11 +140,11 @@ def test_priorities_become_classes_and_queues_fit_what_is_asked():
     config = PodConfig(tpu_type="v6e-16", priority=7)
     manifest = build_manifest("gem", config, launch, COMMAND)
     assert manifest.documents[0]["value"] == 7
-    queues = queue_documents(config, launch)
-    assert not lint([*manifest.documents, *queues]).findings
-    short = queue_documents(config, launch, chips=8)
-    (finding,) = lint([*manifest.documents, *short]).errors
-    assert "would never be admitted: google.com/tpu needs 16, quota 8" in finding.seen
+    flavor, queue, local = queue_documents(config, launch)
+    assert flavor["spec"]["nodeLabels"].items() <= pod_spec(manifest)["nodeSelector"].items()
+    (group,) = queue["spec"]["resourceGroups"]
+    assert group["flavors"][0]["resources"] == [{"name": "google.com/tpu", "nominalQuota": 16}]
+    assert local["metadata"]["name"] == manifest.jobset["metadata"]["labels"][QUEUE]
     named = launch.model_copy(update={"priority_class": "high"})
     assert [one["kind"] for one in build_manifest("gem", config, named).documents] == ["JobSet"]
 

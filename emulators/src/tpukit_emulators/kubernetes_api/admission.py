@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import JobSet, at, mapping, quantity, sequence
 
-from .kinds import JOB, JOBSET, NAMESPACE, NODE, POD, RESOURCE_QUOTA, Kind
+from . import well_known
+from .kinds import JOB, JOBSET, NAMESPACE, NODE, POD, RESOURCE_QUOTA, Installed, Kind
 from .refusal import Refusal, invalid, not_found
-from .schema import KINDS as KNOWN
 from .schema import field_errors
 from .store import Object, Store
 
@@ -22,6 +21,13 @@ _DNS = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _IMMUTABLE = ("network", "successPolicy", "failurePolicy", "startupPolicy")
+# Actions of failure-policy rules, which JobSet's resource definition lists.
+_ACTIONS = (
+    *("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
+    *("RestartJob", "RestartJobAndIgnoreMaxRestarts"),
+)
+MESSAGE_PATTERNS_SINCE = (0, 10)
+"""JobSet's first version with `onJobFailureMessagePatterns`."""
 # While suspended, these parts of a pod template may change.
 _MUTABLE_POD = ("nodeSelector", "tolerations", "schedulingGates")
 
@@ -38,10 +44,14 @@ class LeaderNotPlaced(Refusal):
 
 
 class Admission:
-    """Admits objects to a store."""
+    """Admits objects to a store.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Args:
+        installed: Versions of the extensions, whose webhooks and schemas apply.
+    """
+
+    def __init__(self, store: Store, installed: Installed) -> None:
+        self._store, self._installed = store, installed
 
     def admit(self, kind: Kind, content: Object, *, strict: bool = False) -> Object:
         """Return a new object as it is to be stored.
@@ -119,16 +129,17 @@ class Admission:
         ]
         if not _NAME.fullmatch(name):
             causes.append(("metadata.name", f"{name!r} is not a lowercase RFC 1123 name"))
-        if kind.name in KNOWN:
-            errors = field_errors(one | {"kind": kind.name, "apiVersion": kind.api_version})
-            unknown = [error for error in errors if error.problem in ("unknown", "gone")]
-            if strict and unknown:
-                said = ", ".join(f'unknown field "{error.path}"' for error in unknown)
-                raise Refusal(
-                    400, f"{kind.name} in version {kind.version!r} cannot be handled as a "
-                    f"{kind.name}: strict decoding error: {said}"
-                )  # fmt: skip
-            causes += [(error.path, error.message) for error in errors if error not in unknown]
+        errors = field_errors(one | {"kind": kind.name, "apiVersion": kind.api_version})
+        causes += [(error.path, error.message) for error in errors if error.problem == "invalid"]
+        unknown = [error.path for error in errors if error.problem == "unknown"]
+        if kind is JOBSET and self._installed.jobset < MESSAGE_PATTERNS_SINCE:
+            unknown += _without_message_patterns(one)
+        if strict and unknown:
+            said = ", ".join(f'unknown field "{path}"' for path in unknown)
+            raise Refusal(
+                400, f"{kind.name} in version {kind.version!r} cannot be handled as a "
+                f"{kind.name}: strict decoding error: {said}"
+            )  # fmt: skip
         if causes:
             raise invalid(kind, name, causes)
 
@@ -136,7 +147,7 @@ class Admission:
         """Hold the namespace's ResourceQuotas on chips."""
         namespace = pod["metadata"]["namespace"]
         for quota in self._store.items(RESOURCE_QUOTA, namespace):
-            for resource in (f"requests.{names.CHIPS}", names.CHIPS):
+            for resource in (f"requests.{well_known.CHIPS}", well_known.CHIPS):
                 hard = quantity(at(quota, "spec", "hard", resource))
                 if hard is None:
                     continue
@@ -155,16 +166,16 @@ class Admission:
 
     def _place_exclusively(self, pod: Object) -> None:
         metadata = pod["metadata"]
-        domain = mapping(metadata.get("annotations")).get(names.EXCLUSIVE)
+        domain = mapping(metadata.get("annotations")).get(well_known.EXCLUSIVE)
         labels = mapping(metadata.get("labels"))
-        if not domain or labels.get(names.COMPLETION_INDEX) == "0":
+        if not domain or labels.get(well_known.COMPLETION_INDEX) == "0":
             return
         job = next(iter(sequence(metadata.get("ownerReferences"))), {"uid": ""})
         leader = next(
             (
                 other
                 for other in self._store.dependents({"metadata": job}, POD)
-                if at(other, "metadata", "labels", names.COMPLETION_INDEX) == "0"
+                if at(other, "metadata", "labels", well_known.COMPLETION_INDEX) == "0"
                 and not at(other, "metadata", "deletionTimestamp")
             ),
             None,
@@ -189,8 +200,8 @@ def write_quantities(pod_spec: Object) -> None:
 def chips_of(pod: Mapping[str, Any]) -> int:
     """Return the chips that a Pod asks for."""
     return sum(
-        quantity(at(one, "resources", "limits", names.CHIPS))
-        or quantity(at(one, "resources", "requests", names.CHIPS))
+        quantity(at(one, "resources", "limits", well_known.CHIPS))
+        or quantity(at(one, "resources", "requests", well_known.CHIPS))
         or 0
         for one in sequence(at(pod, "spec", "containers"))
     )
@@ -212,7 +223,7 @@ def _default_jobset(one: Object) -> None:
         inner = job["template"].setdefault("spec", {})
         inner.setdefault("completionMode", "Indexed")
         inner["template"].setdefault("spec", {}).setdefault("restartPolicy", "OnFailure")
-    if mapping(at(one, "metadata", "labels")).get(names.QUEUE):
+    if mapping(at(one, "metadata", "labels")).get(well_known.QUEUE):
         spec["suspend"] = True
     spec.setdefault("suspend", False)
 
@@ -221,15 +232,28 @@ def _check_jobset(one: Object) -> None:
     jobset, causes = JobSet(one), []
     for job in jobset.jobs:
         last = f"{jobset.name}-{job.name}-{max(job.replicas - 1, 0)}"
-        pod = f"{last}-{max(job.completions - 1, 0)}{names.RANDOM_SUFFIX}"
-        if len(pod) > names.LONGEST_NAME or not _DNS.fullmatch(last):
+        pod = f"{last}-{max(job.completions - 1, 0)}{well_known.RANDOM_SUFFIX}"
+        if len(pod) > well_known.LONGEST_NAME or not _DNS.fullmatch(last):
             causes.append(("spec.replicatedJobs", f"{pod} is no valid name of a pod"))
         policy = job.job.get("podFailurePolicy")
         if policy and job.pod.get("restartPolicy") != "Never":
             said = "podFailurePolicy needs restartPolicy Never"
             causes.append((f"spec.replicatedJobs[{job.index}]", said))
+    for index, rule in enumerate(sequence(at(one, "spec", "failurePolicy", "rules"))):
+        if at(rule, "action") not in _ACTIONS:
+            said = f'Unsupported value: "{at(rule, "action")}"'
+            causes.append((f"spec.failurePolicy.rules[{index}].action", said))
     if causes:
         raise invalid(JOBSET, jobset.name, causes)
+
+
+def _without_message_patterns(one: Object) -> list[str]:
+    """Remove a field that old versions of JobSet do not have, and return its paths."""
+    return [
+        f"spec.failurePolicy.rules[{index}].onJobFailureMessagePatterns"
+        for index, rule in enumerate(sequence(at(one, "spec", "failurePolicy", "rules")))
+        if rule.pop("onJobFailureMessagePatterns", None) is not None
+    ]
 
 
 def _frozen_jobs(jobset: Object, *, suspended: bool) -> Any:
@@ -252,10 +276,10 @@ def _frozen_pod(pod: Object) -> Any:
 def _add_worker_variables(pod: Object, hosts: int) -> None:
     """Add what GKE's webhook adds to the Pods of an indexed Job with a subdomain and chips."""
     labels = mapping(pod["metadata"].get("labels"))
-    subdomain, index = at(pod, "spec", "subdomain"), labels.get(names.COMPLETION_INDEX)
+    subdomain, index = at(pod, "spec", "subdomain"), labels.get(well_known.COMPLETION_INDEX)
     if not subdomain or index is None or not chips_of(pod) or hosts < 2:
         return
-    job = labels[names.JOB_NAME]
+    job = labels[well_known.JOB_NAME]
     own = {
         "TPU_WORKER_ID": index,
         "TPU_WORKER_HOSTNAMES": ",".join(f"{job}-{one}.{subdomain}" for one in range(hosts)),

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.hardware import Slice
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import NodePool
 
 from ..clock import Clock
+from . import well_known
 from .admission import Admission
 from .controllers.garbage import GarbageCollector
 from .controllers.job import JobController
@@ -18,12 +18,12 @@ from .controllers.kueue import Kueue
 from .controllers.nodes import NodeLifecycle
 from .controllers.scheduler import Scheduler
 from .controllers.work import Worker
-from .kinds import NAMESPACE, NODE
+from .kinds import NAMESPACE, NODE, Installed
 from .kubelet.kubelet import Kubelet
 from .mishaps import Mishaps
 from .store import Object, Store
 
-TPU_TAINT = {"key": names.CHIPS, "value": "present", "effect": "NoSchedule"}
+TPU_TAINT = {"key": well_known.CHIPS, "value": "present", "effect": "NoSchedule"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class Cluster:
         clock: What its time is.
         folder: Where its processes work and log; removed at the end.
         pace: How long things take.
+        installed: Versions of its extensions; by default the newest.
         history: How many changes a watch can go back.
     """
 
@@ -57,12 +58,14 @@ class Cluster:
         clock: Clock,
         folder: Path,
         pace: Pace | None = None,
+        installed: Installed | None = None,
         history: int = 4096,
     ) -> None:
         pace = pace or Pace()
         self.clock = clock
         self.store = Store(clock, history=history)
-        self.admission = Admission(self.store)
+        self.installed = installed or Installed()
+        self.admission = Admission(self.store, self.installed)
         self.kubelet = Kubelet(self.store, clock, folder)
         self.scheduler = Scheduler(self.store)
         self.kueue = Kueue(self.store)
@@ -123,14 +126,14 @@ class Cluster:
 def node_of(pool: NodePool, index: int) -> Object:
     """Return the Node object of one node of a pool."""
     name = f"gke-{pool.name}-{index}"
-    capacity = {names.CHIPS: str(pool.chips), "cpu": "100", "memory": "400Gi", "pods": "110"}
+    capacity = {well_known.CHIPS: str(pool.chips), "cpu": "100", "memory": "400Gi", "pods": "110"}
     spec: dict[str, Any] = {"taints": [dict(one) for one in pool.taints]} if pool.taints else {}
     return {
         "metadata": {
             "name": name,
             "labels": {
                 **pool.labels,
-                names.NODE_POOL: pool.name,
+                well_known.NODE_POOL: pool.name,
                 "kubernetes.io/hostname": name,
             },
         },
@@ -157,20 +160,20 @@ def tpu_pool(
     """
     where = Slice.parse(slice_name)
     own = {
-        names.ACCELERATOR: str(where.gke_accelerator),
-        names.TOPOLOGY: where.gke_topology,
-        names.ZONE: zone,
+        well_known.ACCELERATOR: str(where.gke_accelerator),
+        well_known.TOPOLOGY: where.gke_topology,
+        well_known.ZONE: zone,
     }
     machine = next(
         (one for one in where.chip.gke_machine_types if one.endswith(f"-{where.chips_per_host}t")),
         None,
     )
     if machine:
-        own[names.INSTANCE_TYPE] = machine
+        own[well_known.INSTANCE_TYPE] = machine
     taints = [TPU_TAINT]
     if spot:
-        own[names.SPOT] = "true"
-        taints.append({"key": names.SPOT, "value": "true", "effect": "NoSchedule"})
+        own[well_known.SPOT] = "true"
+        taints.append({"key": well_known.SPOT, "value": "true", "effect": "NoSchedule"})
     return NodePool(
         name=name,
         nodes=where.hosts,

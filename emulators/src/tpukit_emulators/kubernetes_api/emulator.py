@@ -26,9 +26,10 @@ from ..faults import Faults
 from ..identity import Authority, write_secret
 from .cluster import Cluster, Pace, tpu_pool
 from .http.server import ApiServer, Role
+from .kinds import Installed
 from .mishaps import Mishaps
 
-__all__ = ["KubernetesEmulator", "Pace", "Role", "tpu_pool"]
+__all__ = ["Installed", "KubernetesEmulator", "Pace", "Role", "tpu_pool"]
 
 
 class KubernetesEmulator:
@@ -39,6 +40,7 @@ class KubernetesEmulator:
         folder: Where its certificate, its kubeconfig and its processes' files are.
         clock: What its time is; by default the real one.
         pace: How long things take in it.
+        installed: Versions of its extensions.
         history: How many changes a watch can go back, before it is told 410.
         bookmark_s: How often watches get a bookmark.
         port: Where it listens; 0: anywhere.
@@ -51,6 +53,7 @@ class KubernetesEmulator:
         folder: Path | None = None,
         clock: Clock | None = None,
         pace: Pace | None = None,
+        installed: Installed | None = None,
         history: int = 4096,
         bookmark_s: float = 30.0,
         port: int = 0,
@@ -64,6 +67,7 @@ class KubernetesEmulator:
             clock=clock or RealClock(),
             folder=self.folder / "pods",
             pace=pace,
+            installed=installed,
             history=history,
         )
         authority = Authority(self.folder / "ca")

@@ -157,3 +157,28 @@ KINDS = (
     ),
 )
 BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}
+KUEUE_VERSIONS = ("v1beta2", "v1beta1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """Versions of the extensions that a cluster has.
+
+    Attributes:
+        kueue: API versions that Kueue serves, the preferred one first; only v1beta1 before 0.15.
+        jobset: JobSet's version.
+    """
+
+    kueue: tuple[str, ...] = KUEUE_VERSIONS
+    jobset: tuple[int, int] = (0, 11)
+
+    def versions_of(self, kind: Kind) -> tuple[str, ...]:
+        """Return the versions in which a kind is served."""
+        return self.kueue if kind.group == "kueue.x-k8s.io" else (kind.version,)
+
+    def find(self, group: str, version: str, plural: str) -> Kind | None:
+        """Return the kind that a path names, or None."""
+        for kind in KINDS:
+            if (kind.group, kind.plural) == (group, plural) and version in self.versions_of(kind):
+                return kind
+        return None

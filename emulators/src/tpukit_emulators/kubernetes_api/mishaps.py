@@ -5,10 +5,10 @@ Which conditions and reasons: docs/emulators.md, with their sources.
 
 import signal
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import at
 
 from ..clock import Clock
+from . import well_known
 from .controllers.kueue import Kueue
 from .controllers.nodes import delete_pod, disrupt
 from .kinds import JOBSET, NODE, POD, WORKLOAD
@@ -33,7 +33,7 @@ class Mishaps:
         return [
             pod
             for pod in self._store.items(POD, namespace)
-            if at(pod, "metadata", "labels", names.JOBSET_NAME) == jobset
+            if at(pod, "metadata", "labels", well_known.JOBSET_NAME) == jobset
             and at(pod, "status", "phase") == "Running"
             and not pod["metadata"].get("deletionTimestamp")
         ]
@@ -53,7 +53,7 @@ class Mishaps:
 
             def stop(one: Object) -> None:
                 one["spec"].setdefault("taints", []).append(
-                    {"key": names.IMPENDING_TERMINATION, "value": "", "effect": "NoSchedule"}
+                    {"key": well_known.IMPENDING_TERMINATION, "value": "", "effect": "NoSchedule"}
                 )
                 said = "node is shutting down"
                 set_condition(one, "Ready", "False", "KubeletNotReady", said, now)
@@ -111,7 +111,7 @@ class Mishaps:
 
     def maintain(self, node: str) -> None:
         """Take a node down for maintenance: it is labelled, and its Pods are evicted."""
-        label = {names.MAINTENANCE: "ONGOING"}
+        label = {well_known.MAINTENANCE: "ONGOING"}
         self._store.change(
             NODE,
             self._store.get(NODE, "", node),

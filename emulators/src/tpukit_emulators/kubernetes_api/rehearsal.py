@@ -18,12 +18,12 @@ from typing import Any
 
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.manifest import queue_documents
 from tpukit.pods.manifests.reading import NodePool, at
 
 from ..control import OrderPort
 from ..faults import Fault, Mishap
+from . import well_known
 from .cluster import tpu_pool
 from .emulator import KubernetesEmulator
 from .kinds import BY_PATH, NODE, POD
@@ -108,7 +108,7 @@ class _Orders:
             "nodes": [node["metadata"]["name"] for node in store.items(NODE)],
             "pods": {
                 pod["metadata"]["name"]: {
-                    "job": at(pod, "metadata", "labels", names.JOBSET_NAME),
+                    "job": at(pod, "metadata", "labels", well_known.JOBSET_NAME),
                     "phase": at(pod, "status", "phase"),
                     "node": at(pod, "spec", "nodeName"),
                 }

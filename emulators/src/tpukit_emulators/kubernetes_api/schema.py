@@ -1,30 +1,25 @@
-"""Checks the fields of a document against the schema of its kind (`data/schema.yaml`)."""
+"""Checks documents by schemas that others publish, so that a mistake of tpukit's cannot hide here.
 
-from collections.abc import Generator, Mapping
+JobSets are read by the models that Kubeflow generates from JobSet's resource definition
+(`kubeflow-trainer-api`). Kinds of Kubernetes itself, and the Jobs inside a JobSet, are checked by
+Kubernetes's own schemas (`kubernetes-validate`). No package publishes Kueue's schemas, so fields of
+Kueue's kinds are not checked.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any, cast
-
-import yaml
+from typing import Any, Literal, cast
 
 from tpukit.errors import did_you_mean
 
-# Versions of the kinds that are known, the newest first; others pass.
-_KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
-KINDS: dict[str, tuple[str, ...]] = {
-    "JobSet": ("jobset.x-k8s.io/v1alpha2",),
-    "Job": ("batch/v1",),
-    "Pod": ("v1",),
-    "ConfigMap": ("v1",),
-    "Secret": ("v1",),
-    "ResourceFlavor": _KUEUE,
-    "ClusterQueue": _KUEUE,
-    "LocalQueue": _KUEUE,
-    "WorkloadPriorityClass": _KUEUE,
-    "AdmissionCheck": _KUEUE,
-    "Topology": _KUEUE,
+KUBERNETES = "1.34.0"
+"""Version of the schemas, which is also the version that JobSet 0.10 was built with."""
+_CORE = {
+    **dict.fromkeys(("Pod", "ConfigMap", "Secret", "Service", "ResourceQuota"), "v1"),
+    "Job": "batch-v1",
 }
+_TEMPLATE = "template"
 
 
 @dataclass(frozen=True)
@@ -33,110 +28,111 @@ class FieldError:
 
     Attributes:
         path: From the top of the document, as in `spec.replicatedJobs[0].replicas`.
-        problem: One of "unknown", "missing", "type", "choice" and "gone".
     """
 
     path: str
-    problem: str
+    problem: Literal["unknown", "invalid"]
     message: str
 
 
-@cache
-def _schema() -> Mapping[str, Any]:
-    text = files("tpukit_emulators.kubernetes_api").joinpath("data/schema.yaml").read_text("utf-8")
-    return cast("Mapping[str, Any]", yaml.safe_load(text))
-
-
 def field_errors(document: Mapping[str, Any]) -> list[FieldError]:
-    """Return every field that is unknown, missing or of another type.
-
-    Only the newest version of a kind is known; documents of others have no errors.
-    """
-    known = KINDS.get(str(document.get("kind")))
-    if known is None or document.get("apiVersion") != known[0]:
-        return []
-    return list(_check(document, _schema()[str(document["kind"])], ""))
-
-
-def _check(value: object, expected: Any, path: str) -> Generator[FieldError]:
-    if isinstance(expected, str) and expected.startswith("@"):
-        expected = _schema()[expected[1:]]
-    if value is None:
-        return  # the same as leaving it out, in Kubernetes
-    if isinstance(expected, dict):
-        if isinstance(value, dict):
-            yield from _check_fields(
-                cast("Mapping[Any, Any]", value), cast("Mapping[str, Any]", expected), path
-            )
-        else:
-            yield _type_error(path, value, "an object")
-    elif isinstance(expected, list):
-        if isinstance(value, list):
-            (inner,) = cast("list[Any]", expected)
-            for index, one in enumerate(cast("list[Any]", value)):
-                yield from _check(one, inner, f"{path}[{index}]")
-        else:
-            yield _type_error(path, value, "a list")
-    else:
-        yield from _check_plain(value, str(expected), path)
+    """Return every field that is unknown, missing or of a wrong type; kinds without schema pass."""
+    kind = str(document.get("kind"))
+    if kind == "JobSet":
+        return [*_jobset_errors(document), *_job_errors(document)]
+    if kind in _CORE:
+        return list(_schema_errors(kind, document, ()))
+    return []
 
 
-def _check_fields(
-    value: Mapping[Any, Any], fields: Mapping[str, Any], path: str
-) -> Generator[FieldError]:
-    known = {name.rstrip("!?"): name for name in fields}
-    for key, inner in value.items():
-        where = f"{path}.{key}" if path else str(key)
-        name = known.get(str(key))
-        if name is None:
-            hint = did_you_mean(str(key), [one for one, full in known.items() if full[-1] != "?"])
-            yield FieldError(where, "unknown", f"there is no field {key!r} here.{hint}")
-        elif name.endswith("?"):
-            yield FieldError(where, "gone", f"{key!r} is gone; write {fields[name]}.")
-        else:
-            yield from _check(inner, fields[name], where)
-    for short, name in known.items():
-        if name.endswith("!") and value.get(short) is None:
-            yield FieldError(path or ".", "missing", f"{short!r} is missing.")
+def _jobset_errors(document: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Yield errors outside of Job templates."""
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+    from pydantic import ValidationError
 
-
-def _check_plain(value: object, expected: str, path: str) -> Generator[FieldError]:
-    if expected == "any":
+    outside = _without_templates(document)
+    try:
+        read = JobsetV1alpha2JobSet.model_validate(outside)
+    except ValidationError as error:
+        for problem in error.errors():
+            yield FieldError(_path(problem["loc"]), "invalid", problem["msg"])
         return
-    if "|" in expected:
-        choices = expected.split("|")
-        if value not in choices:
-            hint = did_you_mean(str(value), choices)
-            yield FieldError(path, "choice", f"{value!r} is none of {', '.join(choices)}.{hint}")
-        return
-    if expected in ("map", "quantities"):
-        if not isinstance(value, dict):
-            yield _type_error(path, value, "names with values")
-            return
-        inner = "string" if expected == "map" else "quantity"
-        for key, one in cast("Mapping[Any, Any]", value).items():
-            if one is None or not isinstance(key, str):
-                yield _type_error(f"{path}.{key}", one, "text")
-            else:
-                yield from _check_plain(one, inner, f"{path}.{key}")
-        return
-    is_right = {
-        "string": isinstance(value, str),
-        "bool": isinstance(value, bool),
-        "int": isinstance(value, int) and not isinstance(value, bool),
-        "quantity": isinstance(value, int | float | str) and not isinstance(value, bool),
-    }[expected]
-    if not is_right:
-        wanted = {"string": "text", "bool": "true or false", "int": "a whole number"}
-        yield _type_error(path, value, wanted.get(expected, "a quantity"))
+    known = read.model_dump(by_alias=True, exclude_unset=True)
+    for path in _unread(outside, known, ()):
+        yield FieldError(_path(path), "unknown", f"there is no field {path[-1]!r} here.")
 
 
-def _type_error(path: str, value: object, wanted: str) -> FieldError:
-    is_plain = not isinstance(value, dict | list)
-    quoted = " (put it in quotes)" if wanted == "text" and is_plain else ""
-    return FieldError(path, "type", f"{_short(value)} is not {wanted}{quoted}.")
+def _without_templates(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JobSet with empty Job templates, which Kubernetes's own schema checks better."""
+    spec: Any = document.get("spec")
+    jobs: Any = spec.get("replicatedJobs") if isinstance(spec, dict) else None
+    if not isinstance(jobs, list):
+        return dict(document)
+    empty = {"spec": {"template": {}}}
+    short = [
+        {**job, _TEMPLATE: empty} if isinstance(job, dict) and job.get(_TEMPLATE) else job
+        for job in cast("list[Any]", jobs)
+    ]
+    return {**document, "spec": {**spec, "replicatedJobs": short}}
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+def _unread(given: object, known: object, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of fields that the model has left out."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        fields, kept = cast("dict[str, Any]", given), cast("dict[str, Any]", known)
+        for key, value in fields.items():
+            if key in kept:
+                yield from _unread(value, kept[key], (*path, key))
+            elif value is not None:
+                yield (*path, key)
+    elif isinstance(given, list) and isinstance(known, list):
+        pairs = zip(cast("list[Any]", given), cast("list[Any]", known), strict=False)
+        for index, (value, kept) in enumerate(pairs):
+            yield from _unread(value, kept, (*path, index))
+
+
+def _job_errors(document: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Yield errors in the Job templates of a JobSet."""
+    spec: Any = document.get("spec")
+    jobs: Any = spec.get("replicatedJobs") if isinstance(spec, dict) else None
+    for index, job in enumerate(cast("list[Any]", jobs) if isinstance(jobs, list) else []):
+        template: Any = cast("Mapping[str, Any]", job).get(_TEMPLATE)
+        if isinstance(template, dict):
+            whole = {**template, "apiVersion": "batch/v1", "kind": "Job"}
+            yield from _schema_errors("Job", whole, ("spec", "replicatedJobs", index, _TEMPLATE))
+
+
+def _schema_errors(
+    kind: str, document: Mapping[str, Any], at: tuple[Any, ...]
+) -> Iterator[FieldError]:
+    for error in _validator(kind).iter_errors(document):
+        path = (*at, *error.absolute_path)
+        if error.validator == "additionalProperties":
+            known: Any = error.schema.get("properties", {})
+            for key in sorted(set(error.instance) - set(known)):
+                hint = did_you_mean(key, known)
+                message = f"there is no field {key!r} here.{hint}"
+                yield FieldError(_path((*path, key)), "unknown", message)
+        else:
+            yield FieldError(_path(path), "invalid", error.message)
+
+
+@cache
+def _validator(kind: str) -> Any:
+    from jsonschema.validators import Draft202012Validator
+    from kubernetes_validate.utils import schema_contents
+    from referencing import Registry, Resource
+
+    folder = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
+    schema = schema_contents(f"{folder}/{kind.lower()}-{_CORE[kind]}.json", KUBERNETES)
+    definitions = schema_contents(f"{folder}/_definitions.json", KUBERNETES)
+    registry: Any = Resource.from_contents(schema) @ Registry()
+    registry = Resource.from_contents(definitions) @ registry
+    return Draft202012Validator(schema, registry=registry)
+
+
+def _path(parts: tuple[Any, ...]) -> str:
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "."

@@ -14,50 +14,59 @@ from ..pod import Tier, check_name
 from ..providers.protocol import Command
 from . import names
 from .documents import Document
+from .names import MESSAGE_PATTERNS, NEWEST, ClusterVersions
 
-RESTARTED_FREE = (
-    int(ExitCode.ABORTED),
-    int(ExitCode.TERMINATED),
-    int(ExitCode.HUNG),
-    int(ExitCode.PEER_LOST),
+# Survivors of a preempted host end with these, so they are not charged to `max_restarts`.
+RESTARTED_FREE = (int(ExitCode.ABORTED), int(ExitCode.TERMINATED), int(ExitCode.PEER_LOST))
+# The same would happen again.
+PERMANENT = (
+    int(ExitCode.FAILED),
+    int(ExitCode.BAD_INPUT),
+    int(ExitCode.DIVERGED),
+    int(ExitCode.OUT_OF_MEMORY),
 )
-PERMANENT = (int(ExitCode.BAD_INPUT), int(ExitCode.DIVERGED), int(ExitCode.OUT_OF_MEMORY))
 
 FREE_RULE, PERMANENT_RULE = "disruption", "permanent"
 
 
-def failure_policy(max_restarts: int) -> Document:
-    """Return the JobSet's reaction to a failed Job; the first rule that matches applies."""
-    codes = "|".join(str(code) for code in RESTARTED_FREE)
-    return {
-        "maxRestarts": max_restarts,
-        # New processes start only after all old ones are gone.
-        "restartStrategy": "BlockingRecreate",
-        "rules": [
-            {
-                "name": FREE_RULE,
-                "action": "RestartJobSetAndIgnoreMaxRestarts",
-                "onJobFailureReasons": ["PodFailurePolicy"],
-                "onJobFailureMessagePatterns": [
-                    "condition DisruptionTarget",
-                    f"exit code ({codes}) ",
-                ],
-            },
+def failure_policy(max_restarts: int, versions: ClusterVersions) -> Document:
+    """Return the JobSet's reaction to a failed Job; the first rule that matches applies.
+
+    Without message patterns, a permanent failure cannot be told from another one. It is restarted
+    too, and charged to `max_restarts`.
+    """
+    free: Document = {
+        "name": FREE_RULE,
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
+    rules = [free]
+    if versions.has_message_patterns:
+        codes = "|".join(str(code) for code in RESTARTED_FREE)
+        free[MESSAGE_PATTERNS] = ["condition DisruptionTarget", f"exit code ({codes}) "]
+        rules.append(
             {
                 "name": PERMANENT_RULE,
                 "action": "FailJobSet",
                 "onJobFailureReasons": ["PodFailurePolicy"],
-            },
-        ],
+            }
+        )
+    return {
+        "maxRestarts": max_restarts,
+        # New processes start only after all old ones are gone.
+        "restartStrategy": "BlockingRecreate",
+        "rules": rules,
     }
 
 
-def pod_failure_policy(container: str) -> Document:
+def pod_failure_policy(container: str, versions: ClusterVersions) -> Document:
     """Return the rules that fail a Job with a reason which the JobSet's rules can match."""
-    codes = sorted((*RESTARTED_FREE, *PERMANENT))
+    codes = sorted((*RESTARTED_FREE, *(PERMANENT if versions.has_message_patterns else ())))
+    # Kubernetes before 1.35, and with it JobSet before 0.11, requires `status`.
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
     return {
         "rules": [
-            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            {"action": "FailJob", "onPodConditions": [disrupted]},
             {
                 "action": "FailJob",
                 "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
@@ -67,9 +76,10 @@ def pod_failure_policy(container: str) -> Document:
 
 
 # Later attempts use other ports, because an earlier process may still have its own. The first is
-# `runtime.multihost.DEFAULT_PORT`.
+# `runtime.multihost.DEFAULT_PORT`. A process that lost its peer ends some seconds later, because a
+# Job reacts to the Pod that it sees first, and that should be the one to blame.
 PROGRAM = """\
-import json, os, signal, subprocess, sys, tarfile, tempfile
+import json, os, signal, subprocess, sys, tarfile, tempfile, time
 env, told, running = os.environ, [], []
 def forward(number, frame):
     told.append(number)
@@ -92,6 +102,9 @@ running.append(subprocess.Popen(sys.argv[1:]))
 if told:
     running[0].send_signal(signal.SIGTERM)
 status = running[0].wait()
+last = time.monotonic() + 5 * (status in (-6, 134, 201))
+while not told and time.monotonic() < last:
+    time.sleep(0.1)
 sys.exit(143 if told and status == 0 else status if status >= 0 else 128 - status)
 """
 
@@ -108,6 +121,8 @@ SPOT_GRACE_S = 15
 GRACE_S = 120
 LONGEST_FLEX_START_S = 7 * 24 * 3600
 METRICS_PORT = 8431
+KEPT_FINISHED_S = 14 * 24 * 3600
+"""How long the cluster keeps a finished JobSet that no tpukit has read and deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +134,7 @@ class JobSetSource:
         command: The command for every host; None runs nothing until the pod is deleted.
         secret: Name of the Secret with the variables `secret_keys`.
         bundle: Name of the ConfigMap with the job's files.
+        versions: What the cluster offers.
     """
 
     name: str
@@ -128,6 +144,12 @@ class JobSetSource:
     secret: str | None = None
     secret_keys: tuple[str, ...] = ()
     bundle: str | None = None
+    versions: ClusterVersions = NEWEST
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """Hosts of one slice, each with one Pod."""
+        return self.slice.hosts // self.slice.num_slices
 
     @property
     def slice(self) -> Slice:
@@ -141,7 +163,7 @@ def jobset(work: JobSetSource) -> Document:
     Raises:
         ConfigError: A setting is missing, or GKE does not offer the slice.
     """
-    hosts = work.slice.hosts // work.slice.num_slices
+    hosts = work.hosts_per_slice
     return {
         "apiVersion": names.JOBSET_API,
         "kind": "JobSet",
@@ -153,7 +175,8 @@ def jobset(work: JobSetSource) -> Document:
         },
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": failure_policy(work.launch.max_restarts),
+            "failurePolicy": failure_policy(work.launch.max_restarts, work.versions),
+            "ttlSecondsAfterFinished": KEPT_FINISHED_S,
             "replicatedJobs": [
                 {
                     "name": REPLICATED_JOB,
@@ -164,7 +187,7 @@ def jobset(work: JobSetSource) -> Document:
                             "completions": hosts,
                             "completionMode": "Indexed",
                             "backoffLimit": 0,
-                            "podFailurePolicy": pod_failure_policy(CONTAINER),
+                            "podFailurePolicy": pod_failure_policy(CONTAINER, work.versions),
                             "template": {
                                 "metadata": {"labels": owner_labels(work.config)},
                                 "spec": _pod_spec(work),
@@ -245,10 +268,13 @@ def _queue_labels(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
 
 def _annotations(work: JobSetSource) -> dict[str, str]:
     variables = {
-        names.EXCLUSIVE: names.NODE_POOL,
         names.SLICE: str(work.slice),
         names.TIER: work.config.tier.value,
     }
+    if work.hosts_per_slice > 1:
+        # A node pool of several hosts is one slice. Pools of one-host slices have many nodes, and
+        # exclusive placement would leave all but one of them idle.
+        variables[names.EXCLUSIVE] = names.NODE_POOL
     if work.config.zones:
         variables[names.ZONE_ASKED] = work.config.zones[0]
     if work.launch.flex_start and work.launch.queue:
@@ -276,8 +302,6 @@ def _pod_spec(work: JobSetSource) -> Document:
     }
     spec: Document = {
         "restartPolicy": "Never",
-        "hostNetwork": True,
-        "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": SPOT_GRACE_S if config.tier is Tier.SPOT else GRACE_S,
         "nodeSelector": selector,
         "tolerations": [
@@ -285,6 +309,10 @@ def _pod_spec(work: JobSetSource) -> Document:
         ],
         "containers": [container],
     }
+    if work.slice.num_slices > 1 and not launch.service_account:
+        # Faster between slices. But Workload Identity, which service_account is for, may not reach
+        # Pods on the host's network.
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if launch.service_account:
         spec["serviceAccountName"] = launch.service_account
     if work.bundle:

@@ -16,10 +16,15 @@ from ..providers.protocol import Command
 from . import names
 from .documents import Document, to_yaml
 from .jobset import BUNDLE_FILE, JobSetSource, jobset, owner_labels, priority_class_of, selector_of
+from .names import NEWEST, ClusterVersions
 
 
 def queue_documents(
-    config: PodConfig, launch: LaunchSettings, *, chips: int | None = None
+    config: PodConfig,
+    launch: LaunchSettings,
+    *,
+    chips: int | None = None,
+    versions: ClusterVersions = NEWEST,
 ) -> list[Document]:
     """Return a ResourceFlavor, a ClusterQueue and the LocalQueue that `launch.queue` names.
 
@@ -29,6 +34,7 @@ def queue_documents(
         config: The request, whose slice sets the flavor's node labels.
         launch: Has the names of the queue and its namespace.
         chips: The quota; by default the chips of the pod.
+        versions: What the cluster offers.
     """
     queue = launch.queue or "tpu"
     labels = selector_of(config, launch)
@@ -37,10 +43,11 @@ def queue_documents(
     ).lower()
     quota = config.slice.chips if chips is None else chips
     return [
-        _kueue("ResourceFlavor", flavor, spec={"nodeLabels": labels}),
+        _kueue("ResourceFlavor", flavor, versions, spec={"nodeLabels": labels}),
         _kueue(
             "ClusterQueue",
             queue,
+            versions,
             spec={
                 "namespaceSelector": {},
                 "preemption": {"withinClusterQueue": "LowerPriority"},
@@ -57,11 +64,15 @@ def queue_documents(
                 ],
             },
         ),
-        _kueue("LocalQueue", queue, namespace=launch.namespace, spec={"clusterQueue": queue}),
+        _kueue(
+            "LocalQueue", queue, versions, namespace=launch.namespace, spec={"clusterQueue": queue}
+        ),
     ]
 
 
-def priority_document(config: PodConfig, launch: LaunchSettings) -> Document | None:
+def priority_document(
+    config: PodConfig, launch: LaunchSettings, versions: ClusterVersions = NEWEST
+) -> Document | None:
     """Return the WorkloadPriorityClass of a pod's own priority, or None if it has none.
 
     A class named by `launch.priority_class` belongs to the cluster and is not created.
@@ -69,7 +80,7 @@ def priority_document(config: PodConfig, launch: LaunchSettings) -> Document | N
     name = priority_class_of(config, launch)
     if name is None or launch.priority_class or not launch.queue:
         return None
-    return _kueue("WorkloadPriorityClass", name) | {"value": config.priority}
+    return _kueue("WorkloadPriorityClass", name, versions) | {"value": config.priority}
 
 
 def _terms(labels: dict[str, str]) -> list[str]:
@@ -78,10 +89,15 @@ def _terms(labels: dict[str, str]) -> list[str]:
 
 
 def _kueue(
-    kind: str, name: str, *, namespace: str | None = None, spec: Document | None = None
+    kind: str,
+    name: str,
+    versions: ClusterVersions,
+    *,
+    namespace: str | None = None,
+    spec: Document | None = None,
 ) -> Document:
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-    document: Document = {"apiVersion": names.KUEUE_API, "kind": kind, "metadata": metadata}
+    document: Document = {"apiVersion": versions.kueue_api, "kind": kind, "metadata": metadata}
     return document | ({"spec": spec} if spec is not None else {})
 
 
@@ -162,7 +178,12 @@ class Manifest(Shown):
 
 
 def build_manifest(
-    name: str, config: PodConfig, launch: LaunchSettings, command: Command | None = None
+    name: str,
+    config: PodConfig,
+    launch: LaunchSettings,
+    command: Command | None = None,
+    *,
+    versions: ClusterVersions = NEWEST,
 ) -> Manifest:
     """Return the documents of a pod that runs a command on each host.
 
@@ -184,9 +205,10 @@ def build_manifest(
         secret=f"{name}-env" if secret else None,
         secret_keys=tuple(secret),
         bundle=files["metadata"]["name"] if files else None,
+        versions=versions,
     )
     last = jobset(work)
-    first = (priority_document(config, launch), files)
+    first = (priority_document(config, launch, versions), files)
     return Manifest(
         documents=(*(document for document in first if document is not None), last),
         secret_name=work.secret,

@@ -245,11 +245,6 @@ class JobSet:
         return str(at(self.fields, "metadata", "name") or "")
 
     @property
-    def namespace(self) -> str:
-        """Its namespace."""
-        return str(at(self.fields, "metadata", "namespace") or "default")
-
-    @property
     def labels(self) -> dict[str, str]:
         """Its labels."""
         return texts(at(self.fields, "metadata", "labels"))
@@ -263,11 +258,6 @@ class JobSet:
     def spec(self) -> Fields:
         """Its spec."""
         return mapping(self.fields.get("spec"))
-
-    @property
-    def queue(self) -> str | None:
-        """Its Kueue queue."""
-        return self.labels.get(names.QUEUE)
 
     @property
     def jobs(self) -> list[ReplicatedJob]:

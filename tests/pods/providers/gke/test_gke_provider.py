@@ -21,7 +21,7 @@ from tpukit.pods.providers.gke.provider import GKEProvider
 from tpukit.pods.providers.protocol import Ended, Line, Restarted, StepCompleted
 from tpukit.pods.supervision.supervisor import Supervisor
 from tpukit_emulators.faults import Fault, Mishap
-from tpukit_emulators.kubernetes_api.emulator import Role
+from tpukit_emulators.kubernetes_api.emulator import Installed, KubernetesEmulator, Role, tpu_pool
 from tpukit_emulators.kubernetes_api.kinds import (
     BY_PATH,
     CONFIG_MAP,
@@ -480,21 +480,56 @@ def test_preflight_finds_what_stands_in_the_way(emulator, launch, queued, monkey
         for settings, on in (
             ({"namespace": "defualt"}, "v6e-16"),
             ({"queue": "tpus"}, "v6e-16"),
-            ({"queue": "tpu"}, "2xv6e-16"),
             ({}, "v5p-32"),
-            ({"image": None}, "v6e-16"),
         )
         for one in GKEProvider(launch.model_copy(update=settings)).preflight(PodConfig(tpu_type=on))
         if one.severity == "error"
     }
-    assert "Did you mean 'default'" in seen["gke.namespace"]
+    assert "no namespace 'defualt'" in seen["gke.manifest"]
     assert "Did you mean 'tpu'" in seen["gke.queue"]
-    assert "needs 32, quota 16" in seen["queue.quota"]
-    assert "would never be placed: no node pool matches" in seen["queue.placement"]
-    assert "launch.image" in seen["gke.manifest"]
+    assert "would never be placed: no node pool matches" in seen["slice.placement"]
+    (image,) = GKEProvider(launch.model_copy(update={"image": None})).preflight(CONFIG)
+    assert "launch.image" in image.seen
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     (access,) = GKEProvider(launch).preflight(CONFIG)
     assert access.id == "gke.access"
+
+
+@pytest.mark.parametrize("installed", [Installed(kueue=("v1beta1",), jobset=(0, 8)), Installed()])
+def test_the_versions_that_a_cluster_has_are_used(launch, monkeypatch, tmp_path, installed):
+    with KubernetesEmulator([tpu_pool("v6e-16", name="a")], installed=installed) as emulator:
+        monkeypatch.setenv("KUBECONFIG", str(emulator.kubeconfig))
+        queued = launch.model_copy(update={"queue": "tpu"})
+        apply(emulator, queue_documents(PodConfig(tpu_type="v6e-16"), queued))
+        provider = GKEProvider(queued)
+        config = PodConfig(tpu_type="v6e-16", priority=5)
+        assert {one.severity for one in provider.preflight(config)} == {"ok"}
+        assert ready(provider, config=config).labels is not None
+        (jobset,) = emulator.cluster.store.items(JOBSET)
+        has_patterns = "onJobFailureMessagePatterns" in str(jobset["spec"]["failurePolicy"])
+        assert has_patterns is (installed.jobset >= (0, 10))
+        assert provider.list()[0].is_ready, "with its Workload"
+
+
+def test_a_field_that_the_cluster_does_not_know_is_refused(emulator, provider):
+    manifest = provider.plan("gem-a1", CONFIG)
+    manifest.jobset["spec"]["failurepolicy"] = {}
+    with pytest.raises(ProviderError, match="unknown field"):
+        provider._make(manifest)
+    assert not emulator.cluster.store.items(JOBSET)
+
+
+def test_who_may_not_list_nodes_may_launch(emulator, provider, monkeypatch):
+    listed = provider._api.list
+
+    def refuse(path, **query):
+        if path.endswith("/nodes"):
+            raise ProviderError("Not allowed to list nodes (403)")
+        return listed(path, **query)
+
+    monkeypatch.setattr(provider._api, "list", refuse)
+    assert provider.create("gem-a1", CONFIG, command=SLEEP).name == "gem-a1"
+    assert {one.severity for one in provider.preflight(CONFIG)} == {"ok", "info"}
 
 
 def test_what_gke_does_not_offer_is_refused(provider):

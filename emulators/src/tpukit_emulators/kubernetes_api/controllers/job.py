@@ -7,10 +7,10 @@ import copy
 import uuid
 from collections.abc import Sequence
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import at, count
 
 from ...clock import Clock
+from .. import well_known
 from ..admission import Admission, LeaderNotPlaced
 from ..kinds import JOB, POD
 from ..recording import owned_by, record
@@ -38,7 +38,7 @@ class JobController:
         metadata = change.object["metadata"]
         if change.kind is JOB:
             return [(metadata["namespace"], metadata["name"])]
-        if change.kind is POD and (name := metadata.get("labels", {}).get(names.JOB_NAME)):
+        if change.kind is POD and (name := metadata.get("labels", {}).get(well_known.JOB_NAME)):
             return [(metadata["namespace"], name)]
         return no_keys()
 
@@ -47,7 +47,7 @@ class JobController:
         job = self._store.find(JOB, *key)
         if job is None or job["metadata"].get("deletionTimestamp"):
             for pod in self._store.items(POD, key[0]):
-                if pod["metadata"].get("labels", {}).get(names.JOB_NAME) == key[1]:
+                if pod["metadata"].get("labels", {}).get(well_known.JOB_NAME) == key[1]:
                     self._release(pod)
             return
         pods = self._store.dependents(job, POD)
@@ -221,7 +221,7 @@ class JobController:
                 for container in template["spec"]["containers"]
             ],
         }
-        marks = {names.JOB_NAME: metadata["name"], names.COMPLETION_INDEX: str(index)}
+        marks = {well_known.JOB_NAME: metadata["name"], well_known.COMPLETION_INDEX: str(index)}
         return {
             "metadata": {
                 "name": f"{name}-{uuid.uuid4().hex[:5]}",
@@ -229,7 +229,7 @@ class JobController:
                 "labels": {**(inner.get("labels") or {}), **marks, "job-name": metadata["name"]},
                 "annotations": {
                     **(inner.get("annotations") or {}),
-                    names.COMPLETION_INDEX: str(index),
+                    well_known.COMPLETION_INDEX: str(index),
                 },
                 "finalizers": [TRACKING],
                 "ownerReferences": [owned_by(job)],
@@ -260,7 +260,7 @@ def _is_active(pod: Object) -> bool:
 
 
 def _index(pod: Object) -> int:
-    return int(pod["metadata"]["annotations"][names.COMPLETION_INDEX])
+    return int(pod["metadata"]["annotations"][well_known.COMPLETION_INDEX])
 
 
 def _completed(job: Object) -> list[int]:

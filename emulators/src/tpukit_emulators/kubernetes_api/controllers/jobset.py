@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import JobSet, ReplicatedJob, at, count, mapping, sequence
 
 from ...clock import Clock
+from .. import well_known
 from ..admission import write_quantities
 from ..kinds import JOB, JOBSET, SERVICE
 from ..recording import owned_by, record
@@ -52,7 +52,7 @@ class JobSetController:
         metadata = change.object["metadata"]
         if change.kind is JOBSET:
             return [(metadata["namespace"], metadata["name"])]
-        if change.kind is JOB and (name := metadata.get("labels", {}).get(names.JOBSET_NAME)):
+        if change.kind is JOB and (name := metadata.get("labels", {}).get(well_known.JOBSET_NAME)):
             return [(metadata["namespace"], name)]
         return no_keys()
 
@@ -87,7 +87,7 @@ class JobSetController:
         restarts = count(at(jobset, "status", "restarts"), 0)
         jobs = Jobs([], [], [], [])
         for job in self._store.dependents(jobset, JOB):
-            if int(job["metadata"]["labels"][names.RESTART_ATTEMPT]) < restarts:
+            if int(job["metadata"]["labels"][well_known.RESTART_ATTEMPT]) < restarts:
                 jobs.previous.append(job)
             elif has_condition(job, "Failed"):
                 jobs.failed.append(job)
@@ -208,7 +208,7 @@ class JobSetController:
                 },
                 "spec": {
                     "clusterIP": "None",
-                    "selector": {names.JOBSET_NAME: metadata["name"]},
+                    "selector": {well_known.JOBSET_NAME: metadata["name"]},
                     "publishNotReadyAddresses": at(
                         jobset, "spec", "network", "publishNotReadyAddresses"
                     )
@@ -344,12 +344,12 @@ def _job(
     }
     if coordinator := mapping(at(jobset, "spec", "coordinator")):
         numbers = [count(coordinator.get(key), 0) for key in ("jobIndex", "podIndex")]
-        marks[names.COORDINATOR] = (
+        marks[well_known.COORDINATOR] = (
             f"{metadata['name']}-{coordinator['replicatedJob']}-{numbers[0]}-{numbers[1]}"
             f".{_subdomain(jobset)}"
         )
-    exclusive = job.jobset.annotations.get(names.EXCLUSIVE)
-    notes = marks | ({names.EXCLUSIVE: exclusive} if exclusive else {})
+    exclusive = job.jobset.annotations.get(well_known.EXCLUSIVE)
+    notes = marks | ({well_known.EXCLUSIVE: exclusive} if exclusive else {})
     spec = copy.deepcopy(dict(job.job))
     template = spec.setdefault("template", {})
     inner = template.setdefault("metadata", {})

@@ -8,17 +8,9 @@ import copy
 import hashlib
 from collections.abc import Sequence
 
-from tpukit.pods.manifests import names
-from tpukit.pods.manifests.checks.queues import (
-    Admitted,
-    ClusterQueue,
-    PodSet,
-    Quotas,
-    Refused,
-    Usage,
-)
 from tpukit.pods.manifests.reading import JobSet, at, count, sequence, texts
 
+from .. import well_known
 from ..kinds import (
     CLUSTER_QUEUE,
     JOB,
@@ -40,6 +32,7 @@ from ..store import (
     has_condition,
     set_condition,
 )
+from .quotas import Admitted, ClusterQueue, PodSet, Quotas, Refused, Usage
 from .work import no_keys
 
 ALL: Key = ("", "")
@@ -57,7 +50,7 @@ class Kueue:
         if change.kind not in _KINDS or (change.kind is POD and change.type != "DELETED"):
             return no_keys()
         if change.kind is JOBSET and not texts(change.object["metadata"].get("labels")).get(
-            names.QUEUE
+            well_known.QUEUE
         ):
             return no_keys()
         if change.kind in (JOB, POD) and not self._store.has(WORKLOAD):
@@ -67,7 +60,7 @@ class Kueue:
     def reconcile(self, key: Key) -> None:
         """Keep Workloads in step with JobSets, then admit what fits."""
         for jobset in self._store.items(JOBSET):
-            if texts(jobset["metadata"].get("labels")).get(names.QUEUE):
+            if texts(jobset["metadata"].get("labels")).get(well_known.QUEUE):
                 self._follow(jobset)
         waiting = [one for one in self._store.items(WORKLOAD) if _waits(one)]
         waiting.sort(key=_order)
@@ -100,7 +93,7 @@ class Kueue:
     def _workload(self, jobset: Object) -> Object:
         metadata = jobset["metadata"]
         labels = texts(metadata.get("labels"))
-        class_name = labels.get(names.PRIORITY_CLASS, "")
+        class_name = labels.get(well_known.PRIORITY_CLASS, "")
         class_ = self._store.find(PRIORITY_CLASS, "", class_name)
         text = f"JobSet\n{JOBSET.group}\n{metadata['name']}\n{metadata['uid']}"
         return {
@@ -111,7 +104,7 @@ class Kueue:
             },
             "spec": {
                 "active": True,
-                "queueName": labels[names.QUEUE],
+                "queueName": labels[well_known.QUEUE],
                 "priority": count(class_.get("value"), 0) if class_ else 0,
                 "podSets": [
                     {

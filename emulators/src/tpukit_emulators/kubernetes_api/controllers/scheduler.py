@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import at, mapping, quantity, sequence, texts, tolerates
 
+from .. import well_known
 from ..admission import chips_of
 from ..kinds import NODE, POD
 from ..recording import record
@@ -130,11 +130,11 @@ def _is_over(pod: Object) -> bool:
 
 
 def _domain(pod: Object) -> str | None:
-    return mapping(pod["metadata"].get("annotations")).get(names.EXCLUSIVE)
+    return mapping(pod["metadata"].get("annotations")).get(well_known.EXCLUSIVE)
 
 
 def _job_key(pod: Object) -> str:
-    return str(at(pod, "metadata", "labels", names.JOB_KEY))
+    return str(at(pod, "metadata", "labels", well_known.JOB_KEY))
 
 
 def _why_not(
@@ -157,7 +157,7 @@ def _why_not(
         holder = domains.get((domain, labels.get(domain, "")))
         if holder is not None and holder != _job_key(pod):
             return "node(s) didn't match pod anti-affinity rules"
-    free = quantity(at(node, "status", "allocatable", names.CHIPS)) or 0
+    free = quantity(at(node, "status", "allocatable", well_known.CHIPS)) or 0
     if chips_of(pod) > free - used[node["metadata"]["name"]]:
-        return f"Insufficient {names.CHIPS}"
+        return f"Insufficient {well_known.CHIPS}"
     return None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..kinds import KINDS, Kind
+from ..kinds import KINDS, Installed, Kind
 
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 VERSION = {
@@ -18,9 +18,13 @@ VERSION = {
 }
 
 
-def groups() -> list[tuple[str, str]]:
-    """Return the groups with their versions."""
-    return list(dict.fromkeys((kind.group, kind.version) for kind in KINDS))
+def groups(installed: Installed) -> list[tuple[str, str]]:
+    """Return the groups with their versions, the preferred version of a group first."""
+    return list(
+        dict.fromkeys(
+            (kind.group, version) for kind in KINDS for version in installed.versions_of(kind)
+        )
+    )
 
 
 def api_versions(address: str) -> dict[str, Any]:
@@ -29,21 +33,29 @@ def api_versions(address: str) -> dict[str, Any]:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": by_client}
 
 
-def group_list() -> dict[str, Any]:
+def group_list(installed: Installed) -> dict[str, Any]:
     """Answer GET /apis."""
-    found: list[dict[str, Any]] = []
-    for group, version in groups():
-        if group:
-            served = {"groupVersion": f"{group}/{version}", "version": version}
-            found.append({"name": group, "versions": [served], "preferredVersion": served})
+    names = dict.fromkeys(group for group, _ in groups(installed) if group)
+    found = [group_entry(name, installed) for name in names]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
 
 
-def resource_list(group: str, version: str) -> dict[str, Any]:
+def group_entry(name: str, installed: Installed) -> dict[str, Any]:
+    """Answer GET /apis/GROUP."""
+    served = [
+        {"groupVersion": f"{group}/{version}", "version": version}
+        for group, version in groups(installed)
+        if group == name
+    ]
+    kind = {"kind": "APIGroup", "apiVersion": "v1"}
+    return {**kind, "name": name, "versions": served, "preferredVersion": served[0]}
+
+
+def resource_list(group: str, version: str, installed: Installed) -> dict[str, Any]:
     """Answer GET /api/v1 and /apis/GROUP/VERSION."""
     resources: list[dict[str, Any]] = []
     for kind in KINDS:
-        if (kind.group, kind.version) != (group, version):
+        if kind.group != group or version not in installed.versions_of(kind):
             continue
         entry: dict[str, Any] = {
             "name": kind.plural,
@@ -75,18 +87,20 @@ def resource_list(group: str, version: str) -> dict[str, Any]:
     }
 
 
-def openapi_index() -> dict[str, Any]:
+def openapi_index(installed: Installed) -> dict[str, Any]:
     """Answer GET /openapi/v3."""
-    paths = [f"apis/{group}/{version}" if group else "api/v1" for group, version in groups()]
+    paths = [
+        f"apis/{group}/{version}" if group else "api/v1" for group, version in groups(installed)
+    ]
     return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in paths}}
 
 
-def openapi_document(group: str, version: str) -> dict[str, Any]:
+def openapi_document(group: str, version: str, installed: Installed) -> dict[str, Any]:
     """Answer GET /openapi/v3/…: enough for `kubectl apply` to let the server validate fields."""
     paths: dict[str, Any] = {}
     for kind in KINDS:
-        if (kind.group, kind.version) == (group, version):
-            paths[_path(kind)] = {
+        if kind.group == group and version in installed.versions_of(kind):
+            paths[_path(kind, version)] = {
                 "patch": {
                     "operationId": f"patch{kind.name}",
                     "parameters": [
@@ -96,7 +110,7 @@ def openapi_document(group: str, version: str) -> dict[str, Any]:
                     "x-kubernetes-action": "patch",
                     "x-kubernetes-group-version-kind": {
                         "group": kind.group,
-                        "version": kind.version,
+                        "version": version,
                         "kind": kind.name,
                     },
                 }
@@ -105,7 +119,7 @@ def openapi_document(group: str, version: str) -> dict[str, Any]:
     return {"openapi": "3.0.0", "info": title, "paths": paths, "components": {"schemas": {}}}
 
 
-def _path(kind: Kind) -> str:
-    start = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+def _path(kind: Kind, version: str) -> str:
+    start = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     inside = "/namespaces/{namespace}" if kind.is_namespaced else ""
     return f"{start}{inside}/{kind.plural}/{{name}}"

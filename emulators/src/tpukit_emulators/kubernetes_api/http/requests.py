@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..kinds import BY_PATH, Kind
+from ..kinds import Installed, Kind
 from ..refusal import Refusal
 
 _RESOURCE = re.compile(
@@ -30,6 +30,12 @@ class Call:
     name: str | None = None
     part: str = ""
     options: Mapping[str, str] = field(default_factory=dict[str, str])
+    version: str = ""
+
+    @property
+    def api_version(self) -> str:
+        """The API version of the request, in which its answer is written."""
+        return f"{self.kind.group}/{self.version}" if self.kind.group else self.version
 
     def is_set(self, option: str) -> bool:
         """Whether an option is true."""
@@ -52,7 +58,9 @@ class Call:
         return f"{self.verb} {self.kind.plural}{'/' + self.part if self.part else ''}"
 
 
-def read_call(method: str, path: str, options: Mapping[str, str]) -> Call | None:
+def read_call(
+    method: str, path: str, options: Mapping[str, str], installed: Installed
+) -> Call | None:
     """Return what a request asks for; None where its path names no objects.
 
     Raises:
@@ -62,7 +70,7 @@ def read_call(method: str, path: str, options: Mapping[str, str]) -> Call | None
     if not found:
         return None
     group, version = found["group"] or "", found["core"] or found["version"]
-    kind = BY_PATH.get((group, version, found["plural"]))
+    kind = installed.find(group, version, found["plural"])
     if kind is None:
         raise Refusal(404, "the server could not find the requested resource")
     if method == "GET":
@@ -72,4 +80,5 @@ def read_call(method: str, path: str, options: Mapping[str, str]) -> Call | None
         verb = _VERBS.get(method, method.lower())
         if verb == "delete" and not found["name"]:
             verb = "deletecollection"
-    return Call(kind, verb, found["namespace"], found["name"], found["part"] or "", options)
+    part = found["part"] or ""
+    return Call(kind, verb, found["namespace"], found["name"], part, options, version)

@@ -133,7 +133,8 @@ class ApiServer:
             self._transports.add(request.transport)
         try:
             role = self._role(request)
-            call = read_call(request.method, request.path.rstrip("/"), dict(request.query))
+            path = request.path.rstrip("/")
+            call = read_call(request.method, path, dict(request.query), self._cluster.installed)
             if call is None:
                 return _json(await self._about(request, role))
             if not role.may(call.verb):
@@ -160,23 +161,26 @@ class ApiServer:
         """Answer what is no object: versions, discovery, OpenAPI, health, reviews of access."""
         path = request.path.rstrip("/")
         parts = path.split("/")[1:]
+        installed = self._cluster.installed
         match parts:
             case ["version"]:
                 return discovery.VERSION
             case ["api"]:
                 return discovery.api_versions(f"127.0.0.1:{self.port}")
             case ["apis"]:
-                return discovery.group_list()
+                return discovery.group_list(installed)
             case ["api", "v1"]:
-                return discovery.resource_list("", "v1")
-            case ["apis", group, version] if (group, version) in discovery.groups():
-                return discovery.resource_list(group, version)
+                return discovery.resource_list("", "v1", installed)
+            case ["apis", group] if any(group == name for name, _ in discovery.groups(installed)):
+                return discovery.group_entry(group, installed)
+            case ["apis", group, version] if (group, version) in discovery.groups(installed):
+                return discovery.resource_list(group, version, installed)
             case ["openapi", "v3"]:
-                return discovery.openapi_index()
+                return discovery.openapi_index(installed)
             case ["openapi", "v3", "api", "v1"]:
-                return discovery.openapi_document("", "v1")
+                return discovery.openapi_document("", "v1", installed)
             case ["openapi", "v3", "apis", group, version]:
-                return discovery.openapi_document(group, version)
+                return discovery.openapi_document(group, version, installed)
             case ["healthz" | "livez" | "readyz"]:
                 return {"status": "ok"}
             case _:
@@ -210,7 +214,7 @@ class ApiServer:
             return _json(
                 {
                     "kind": f"{call.kind.name}List",
-                    "apiVersion": call.kind.api_version,
+                    "apiVersion": call.api_version,
                     "metadata": metadata,
                     "items": found,
                 }

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpukit.pods.manifests.reading import at, count, mapping, texts
@@ -106,7 +107,7 @@ class Verbs:
             if before is None:
                 if content_type != "application/apply-patch+yaml":
                     return self.get(call)  # which refuses
-                inside = Call(call.kind, "create", call.namespace, options=call.options)
+                inside = replace(call, verb="create", name=None, part="")
                 return self.create(inside, patch)
             after = apply(before, patch)
             _encode_secret(call, after)
@@ -162,7 +163,7 @@ class Verbs:
 
 def _check_kind(call: Call, body: Object) -> None:
     stated = body.get("apiVersion"), body.get("kind")
-    for one, expected in zip(stated, (call.kind.api_version, call.kind.name), strict=True):
+    for one, expected in zip(stated, (call.api_version, call.kind.name), strict=True):
         if one not in (None, expected):
             raise Refusal(
                 400, f"the object provided is unrecognized (is {stated}, not {call.kind.name})"

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpukit.pods.manifests import names
 from tpukit.pods.manifests.reading import at, mapping, sequence, texts
 
+from .. import well_known
 from ..admission import chips_of
 from ..kinds import CONFIG_MAP, SECRET, SERVICE
 from ..store import Object, Store
@@ -187,7 +187,7 @@ def _devices(pod: Object) -> dict[str, str]:
     """Show the chips of a Pod as virtual devices of the CPU."""
     if not (chips := chips_of(pod)):
         return {}
-    doubled = texts(at(pod, "spec", "nodeSelector")).get(names.ACCELERATOR) == "tpu7x"
+    doubled = texts(at(pod, "spec", "nodeSelector")).get(well_known.ACCELERATOR) == "tpu7x"
     devices = chips * (2 if doubled else 1)
     return {
         "JAX_PLATFORMS": "cpu",

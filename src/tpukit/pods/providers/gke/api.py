@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,7 +19,8 @@ from kubernetes.client.exceptions import ApiException
 
 from ....errors import PodUnavailable, ProviderError, TPUBackendError
 from ....job.sections import LaunchSettings
-from ...manifests.reading import at, mapping
+from ...manifests import names
+from ...manifests.reading import at, mapping, sequence
 
 INSTALL_JOBSET = (
     "kubectl apply --server-side -f "
@@ -114,8 +115,7 @@ LOAD_S = 4.0  # for the kubeconfig, whose plugin may make a network request
 STREAM_S = 60.0  # a stream that is silent for so long is reopened
 MOST_CONNECTIONS = 512
 
-JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+JOBSETS = f"/apis/{names.JOBSET_API}"
 CORE = "/api/v1"
 
 
@@ -131,6 +131,7 @@ class ClusterApi:
         self._context, self._endpoint = launch.context, launch.endpoint
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
+        self._kueue: str | None = None
 
     @property
     def server(self) -> str:
@@ -164,6 +165,24 @@ class ClusterApi:
             raise explain(error, server=self.server, doing="read its kinds") from None
         return True
 
+    @property
+    def kueue(self) -> str | None:
+        """The best version of Kueue's API that the cluster serves; None if Kueue is missing.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses the request.
+        """
+        if self._kueue is None:
+            try:
+                group = self._call("GET", f"/apis/{names.KUEUE_GROUP}")
+            except ApiException as error:
+                if error.status == 404:
+                    return None
+                raise explain(error, server=self.server, doing="read its kinds") from None
+            served = {at(version, "version") for version in sequence(group.get("versions"))}
+            self._kueue = next((one for one in names.KUEUE_VERSIONS if one in served), None)
+        return self._kueue
+
     def list(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return all objects under a path, and the list's resource version.
 
@@ -181,15 +200,34 @@ class ClusterApi:
                 if not more:
                     return objects, str(metadata.get("resourceVersion", ""))
 
-    def create(self, path: str, body: Object) -> Object | None:
+    def list_workloads(self) -> Sequence[Object]:
+        """Return Kueue's Workloads in the namespace; none if Kueue is missing.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses the request.
+        """
+        if self.kueue is None:
+            return []
+        group = f"/apis/{names.KUEUE_GROUP}/{self.kueue}"
+        return self.list(f"{group}/namespaces/{self.namespace}/workloads")[0]
+
+    def create(self, path: str, body: Object, *, is_dry_run: bool = False) -> Object | None:
         """Create an object; return None if one of that name exists.
+
+        The server refuses fields that it does not know, instead of dropping them.
+
+        Args:
+            path: Path of the list to which it is added.
+            body: The object.
+            is_dry_run: Whether the server only checks and completes the object.
 
         Raises:
             ProviderError: The cluster cannot be reached, or refuses the request.
             PodUnavailable: A quota is used up.
         """
         try:
-            return self._call("POST", path, body=body)
+            query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if is_dry_run else {})
+            return self._call("POST", path, query=query, body=body)
         except ApiException as error:
             if error.status == 409:
                 return None

@@ -14,7 +14,7 @@ from ...manifests.jobset import CONTAINER
 from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Command, Ended, GangEvent, Line, Restarted, StepCompleted
-from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
+from .api import CORE, JOBSETS, ClusterApi, Object
 from .following import Follower, LogStream
 from .signals import (
     Signal,
@@ -406,10 +406,9 @@ class JobSetGang:
                 round_.nodes[name] = self._api.get(f"{CORE}/nodes/{name}") or {}
 
     def _why_suspended(self, jobset: Object) -> Signal:
-        path = f"{KUEUE}/namespaces/{self._api.namespace}/workloads"
         uid = jobset["metadata"]["uid"]
         with suppress(ProviderError):
-            for workload in self._api.list(path)[0]:
+            for workload in self._api.list_workloads():
                 owners = workload["metadata"].get("ownerReferences", ())
                 if any(owner["uid"] == uid for owner in owners) and (
                     signal := workload_signal(workload)

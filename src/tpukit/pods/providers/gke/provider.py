@@ -3,122 +3,25 @@
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
+from ....errors import ConfigError, PodUnavailable, ProviderError
 from ....hardware import list_chips
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...manifests import names
-from ...manifests.findings import LintReport, finding
 from ...manifests.jobset import CONTAINER
-from ...manifests.lint import lint
 from ...manifests.manifest import Manifest, build_manifest
-from ...manifests.reading import at, pools_of, texts
+from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, check_terms
-from .api import (
-    AGAIN_S,
-    CORE,
-    INSTALL_JOBSET,
-    JOBSETS,
-    KUEUE,
-    PAUSE_S,
-    ClusterApi,
-    Object,
-    Unanswered,
-)
+from .api import AGAIN_S, CORE, JOBSETS, PAUSE_S, ClusterApi, Object, Unanswered
 from .gang import JobSetGang
+from .preflight import check_cluster
 from .signals import PROVIDER, is_ours, read_pod
-
-
-def check_cluster(
-    api: ClusterApi, config: PodConfig, launch: LaunchSettings
-) -> Sequence[DoctorFinding]:
-    """Return what would prevent a pod from being allocated, or what was found if nothing does."""
-    try:
-        manifest = build_manifest("preflight", config, launch)
-    except ConfigError as error:
-        return [
-            finding("gke.manifest", "error", "launch", str(error), "Change the job's settings.")
-        ]
-    try:
-        return LintReport.of(list(_check(api, config, launch, list(manifest.documents)))).findings
-    except ProviderError as error:
-        return [finding("gke.access", "error", "cluster", str(error), "See the message.")]
-
-
-def _check(
-    api: ClusterApi, config: PodConfig, launch: LaunchSettings, documents: list[Object]
-) -> Iterator[DoctorFinding]:
-    where = f"cluster {api.server}"
-    if api.get(f"{CORE}/namespaces/{launch.namespace}") is None:
-        spaces = [namespace["metadata"]["name"] for namespace in api.list(f"{CORE}/namespaces")[0]]
-        yield finding(
-            "gke.namespace",
-            "error",
-            where,
-            f"there is no namespace {launch.namespace!r}." + did_you_mean(launch.namespace, spaces),
-            f"kubectl create namespace {launch.namespace}",
-        )
-    if not api.offers(JOBSETS):
-        yield finding("gke.jobset", "error", where, "JobSet is not installed.", INSTALL_JOBSET)
-    else:
-        yield finding("gke.jobset", "ok", where, "JobSet is installed.")
-    if launch.queue:
-        yield from _check_kueue(api, launch, where, documents)
-    nodes, _ = api.list(f"{CORE}/nodes")
-    pools = pools_of(nodes)
-    findings = lint(documents, pools=pools).findings
-    yield from findings
-    if not any(finding.id == "queue.placement" for finding in findings):
-        yield finding(
-            "gke.nodes", "ok", where, f"{len(pools)} node pools, and enough of them match."
-        )
-
-
-def _check_kueue(
-    api: ClusterApi, launch: LaunchSettings, where: str, documents: list[Object]
-) -> Iterator[DoctorFinding]:
-    """Check the queue, and add Kueue's objects to the documents to lint."""
-    if not api.offers(KUEUE):
-        yield finding(
-            "gke.kueue",
-            "error",
-            where,
-            f"launch.queue is {launch.queue!r}, but Kueue is not installed.",
-            "Install Kueue (https://kueue.sigs.k8s.io), or remove launch.queue.",
-        )
-        return
-    queues, _ = api.list(f"{KUEUE}/namespaces/{launch.namespace}/localqueues")
-    known = [queue["metadata"]["name"] for queue in queues]
-    if launch.queue not in known:
-        yield finding(
-            "gke.queue",
-            "error",
-            where,
-            f"namespace {launch.namespace} has no LocalQueue {launch.queue!r}."
-            + did_you_mean(str(launch.queue), known),
-            f"Name one of {', '.join(known)}." if known else "Make a queue first.",
-        )
-        return
-    yield finding("gke.queue", "ok", where, f"LocalQueue {launch.queue} exists.")
-    documents += [
-        {**queue, "apiVersion": names.KUEUE_API, "kind": "LocalQueue"} for queue in queues
-    ]
-    plurals = {
-        "ClusterQueue": "clusterqueues",
-        "ResourceFlavor": "resourceflavors",
-        "WorkloadPriorityClass": "workloadpriorityclasses",
-    }
-    for kind, plural in plurals.items():
-        listed, _ = api.list(f"{KUEUE}/{plural}")
-        documents += [
-            {**document, "apiVersion": names.KUEUE_API, "kind": kind} for document in listed
-        ]
-
 
 CAPABILITIES = Capabilities(
     generations=tuple(chip.name for chip in list_chips() if chip.gke_accelerator),
@@ -158,10 +61,11 @@ class GKEProvider:
             ProviderError: The cluster cannot be reached, or rejects the credentials.
         """
         check_terms(self.name, self.capabilities, config)
-        manifest = build_manifest(name, config, self._launch, command)
+        build_manifest(name, config, self._launch, command)  # refuses settings before any call
         if there := self.get(name, zone=""):
             return there
         self._check_zone(config)
+        manifest = self.plan(name, config, command)
         began = time.monotonic()
         while True:
             try:
@@ -176,6 +80,26 @@ class GKEProvider:
                         self._remove_parts(name)
                     raise
                 time.sleep(PAUSE_S)
+
+    def plan(self, name: str, config: PodConfig, command: Command | None = None) -> Manifest:
+        """Return the manifest of a pod, checked and accepted by the cluster in a dry run.
+
+        Raises:
+            ConfigError: GKE does not offer the requested pod.
+            ProviderError: The cluster cannot be reached, or refuses the manifest.
+        """
+        kueue = self._api.kueue if self._launch.queue else None
+        versions = names.ClusterVersions(kueue=kueue) if kueue else names.NEWEST
+        manifest = build_manifest(name, config, self._launch, command, versions=versions)
+        try:
+            self._api.create(self._jobsets, manifest.jobset, is_dry_run=True)
+        except ProviderError as error:
+            if names.MESSAGE_PATTERNS not in str(error):
+                raise
+            versions = replace(versions, has_message_patterns=False)
+            manifest = build_manifest(name, config, self._launch, command, versions=versions)
+            self._api.create(self._jobsets, manifest.jobset, is_dry_run=True)
+        return manifest
 
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return the pod's present state, or None if it does not exist."""
@@ -249,7 +173,7 @@ class GKEProvider:
 
     def preflight(self, config: PodConfig) -> Sequence[DoctorFinding]:
         """Return what would prevent a pod from being allocated, without requesting one."""
-        return check_cluster(self._api, config, self._launch)
+        return check_cluster(self, self._api, config, self._launch)
 
     def _make(self, manifest: Manifest) -> Object | Pod:
         """Create everything that a pod needs, the JobSet last; clean up on failure."""
@@ -291,7 +215,7 @@ class GKEProvider:
 
     def _path_of(self, document: Object) -> str:
         if document["kind"] == "WorkloadPriorityClass":
-            return f"{KUEUE}/workloadpriorityclasses"
+            return f"/apis/{document['apiVersion']}/workloadpriorityclasses"
         return f"{self._inside}/{document['kind'].lower()}s"
 
     def _remove_parts(self, name: str) -> None:
@@ -299,15 +223,17 @@ class GKEProvider:
         self._api.delete(f"{self._inside}/configmaps/{name}-files")
 
     def _workloads(self) -> Sequence[Object]:
-        path = f"{KUEUE}/namespaces/{self._launch.namespace}/workloads"
-        return self._api.list(path)[0]
+        return self._api.list_workloads()
 
     def _check_zone(self, config: PodConfig) -> None:
-        """Refuse a zone if the cluster has no node in its region."""
+        """Refuse a zone if the cluster has no node in its region, as far as nodes can be listed."""
         if not config.zones:
             return
         zone = config.zones[0]
-        nodes, _ = self._api.list(f"{CORE}/nodes")
+        try:
+            nodes, _ = self._api.list(f"{CORE}/nodes")
+        except ProviderError:  # many users may see only their namespace
+            return
         known = {texts(at(node, "metadata", "labels")).get(names.ZONE, "") for node in nodes}
         regions = {zone.rpartition("-")[0] for zone in known if zone}
         if regions and zone.rpartition("-")[0] not in regions:

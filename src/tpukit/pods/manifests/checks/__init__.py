@@ -1,1 +1,0 @@
-"""Checks of manifests, one topic per file; `lint` runs them all."""
