@@ -6,7 +6,7 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -371,6 +371,11 @@ class LaunchSettings(CloudSettings):
     )
     image: str | None = Field(default=None, description="container image (gke)")
     service_account: str | None = Field(default=None, description="account the hosts act as")
+    pod_template: dict[str, Any] = Field(
+        default_factory=dict[str, Any],
+        description="metadata and spec merged into each Kubernetes Pod: CPU, memory, volumes, "
+        "tolerations, labels, … (gke)",
+    )
 
     @model_validator(mode="after")
     def _limits_are_of_known_zones(self) -> Self:

@@ -15,6 +15,7 @@ from ..providers.protocol import Command
 from . import names
 from .documents import Document
 from .names import MESSAGE_PATTERNS, NEWEST, ClusterVersions
+from .pod_template import merge_pod_template
 
 # Survivors of a preempted host end with these, so they are not charged to `max_restarts`.
 RESTARTED_FREE = (int(ExitCode.ABORTED), int(ExitCode.TERMINATED), int(ExitCode.PEER_LOST))
@@ -161,7 +162,7 @@ def jobset(work: JobSetSource) -> Document:
     """Return the JobSet of a pod.
 
     Raises:
-        ConfigError: A setting is missing, or GKE does not offer the slice.
+        ConfigError: A setting is missing or contradicts another, or GKE does not offer the slice.
     """
     hosts = work.hosts_per_slice
     return {
@@ -188,10 +189,13 @@ def jobset(work: JobSetSource) -> Document:
                             "completionMode": "Indexed",
                             "backoffLimit": 0,
                             "podFailurePolicy": pod_failure_policy(CONTAINER, work.versions),
-                            "template": {
-                                "metadata": {"labels": owner_labels(work.config)},
-                                "spec": _pod_spec(work),
-                            },
+                            "template": merge_pod_template(
+                                {
+                                    "metadata": {"labels": owner_labels(work.config)},
+                                    "spec": _pod_spec(work),
+                                },
+                                work.launch.pod_template,
+                            ),
                         }
                     },
                 }
