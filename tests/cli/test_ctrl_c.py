@@ -46,6 +46,7 @@ TYPED = {
     "launch": ("job.yaml --provider local", 20),
     "mcp": ("", 3),
     "plan": ("llama3.1-8b --tokens 1e11 --on v6e,v5p", 40),
+    "pods attach": ("run --provider local", 0.4),
     "pods cost": ("", 0.4),
     "pods down": ("run", 0.4),
     "pods emulate": ("gcp", 4),

@@ -53,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pods up": ("tpukit pods up mine --on v6e-8 --provider local",),
     "pods down": ("tpukit pods down mine",),
     "pods forget": ("tpukit pods forget mine",),
+    "pods attach": ("tpukit pods attach mine", "tpukit pods attach mine --namespace research"),
     "pods logs": ("tpukit pods logs mine", "tpukit pods logs mine --no-follow --json"),
     "pods ssh": ("tpukit pods ssh mine --host 1",),
     "pods cost": ("tpukit pods cost", "tpukit pods cost mine"),

@@ -39,7 +39,12 @@ Detach = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check the job on this machine, and request nothing.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check everything, request nothing. On gke, print the manifest for `kubectl apply "
+        "-f -`, checked by the cluster if it answers.",
+    ),
 ]
 
 
@@ -60,6 +65,7 @@ def launch(
 
     Ctrl-C lets the job save and end, and releases the pod.
     """
+    import json as json_module
     from pathlib import Path
 
     from ..job.reading import is_job_file, read_job
@@ -70,11 +76,18 @@ def launch(
     asked = options.changes(set_, on=on, launch__spot=spot, train__data=data, train__steps=steps)
     job = read_job(target, asked)
     stem = Path(target).stem if is_job_file(target) else str(job.model)
+    announce = Announcer()
     ready = prepare_launch(
-        job, provider=provider, name=name or run_name(stem, job), progress=Announcer()
+        job, provider=provider, name=name or run_name(stem, job), progress=announce
     )
     if dry_run:
-        show(ready, json=json)
+        documents = ready.render(announce)
+        if documents is None:
+            show(ready, json=json)
+        else:
+            Announcer.hush()
+            content = documents.to_dict() if json else documents.to_yaml().rstrip("\n")
+            typer.echo(json_module.dumps(content) if json else content)
         return
     run = BackgroundRun.start(ready)
     if detach:

@@ -201,6 +201,47 @@ def show_logs(
                 typer.echo(f"-- {entry.text}")
 
 
+@app.command("attach")
+def attach(
+    name: Run,
+    target: Annotated[
+        str | None, typer.Option("--job", help="A job.yaml whose launch section counts.")
+    ] = None,
+    provider: Annotated[str, typer.Option(help="Which cluster runs it.")] = "gke",
+    namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace.")] = None,
+    context: Annotated[str | None, typer.Option(help="Kubeconfig context.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Follow a job that its cluster runs, whichever machine launched it; Ctrl-C leaves it alone."""
+    import json as json_module
+
+    from ..job.reading import read_job
+    from ..job.sections import LaunchSettings
+    from ..pods.launching.attaching import find_job, follow_job
+    from ..pods.launching.run_log import RunLogEntry, code_of_cause
+    from ..pods.providers.protocol import GangEvent
+    from ..pods.providers.registry import open_provider
+    from .launch import watching
+
+    launch = LaunchSettings() if target is None else read_job(target).launch
+    stated = {"namespace": namespace, "context": context}
+    changes = {key: value for key, value in stated.items() if value is not None}
+    opened = open_provider(provider, launch.model_copy(update=changes))
+    pod = find_job(opened, name)
+    with watching(None, to_stderr=json) as view:
+
+        def tell(event: GangEvent) -> None:
+            entry = RunLogEntry.of(event)
+            if entry is not None and json:
+                typer.echo(json_module.dumps(entry.to_dict()))
+            elif entry is not None:
+                view.show(entry)
+
+        ending = follow_job(opened, pod, tell)
+    typer.echo(f"{pod.name}: {ending}", err=json)
+    raise typer.Exit(code_of_cause(ending.cause))
+
+
 @app.command("ssh")
 def log_in(
     name: Run,

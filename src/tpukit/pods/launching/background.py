@@ -21,6 +21,8 @@ from .launch import LOCK, RUNS, Launch, already_supervised
 from .run_log import FILE, POLL_S, RunLogEntry, read_log
 
 MODULE = "tpukit.pods.launching.runner"
+STOP_SIGNAL = signal.SIGUSR1
+"""Tells a supervisor that the job is to save and end."""
 PID_FILE = "pid"
 ERRORS = "errors.txt"
 STARTED_S = 60.0
@@ -97,6 +99,7 @@ class BackgroundRun:
             raise TPUValidationError(
                 f"There is no run {name!r}; {', '.join(sorted(known)) or 'none'} are known."
                 + did_you_mean(name, known)
+                + f" A job that another machine launched on GKE: tpukit pods attach {name}."
             )
         return cls(name, folder)
 
@@ -162,7 +165,7 @@ class BackgroundRun:
         """
         with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
             if self.is_running:
-                os.kill(int((self.folder / PID_FILE).read_text()), signal.SIGTERM)
+                os.kill(int((self.folder / PID_FILE).read_text()), STOP_SIGNAL)
         deadline = time.monotonic() + wait_s
         while self.is_running and time.monotonic() < deadline and not is_enough():
             time.sleep(POLL_S)

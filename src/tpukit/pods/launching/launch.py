@@ -16,7 +16,7 @@ from ...job.hidden import HIDDEN, warn_of_literal_secrets
 from ...job.job import Job
 from ...job.reading import read_job
 from ...runtime.calls import either_way
-from ...runtime.files import private_folder
+from ...runtime.files import private_folder, temporary_folder
 from ...runtime.progress import Progress, silent
 from ...shown import Shown
 from ..allocation import check_request, wait_until_gone
@@ -25,9 +25,9 @@ from ..config import PodConfig
 from ..cost import zones_within_cap
 from ..limits import Hold, unavailable
 from ..manager import TpuManager
-from ..observing import Observer, OwnedProvider
+from ..observing import OWNER, Observer, OwnedProvider
 from ..pod import Pod, as_name
-from ..providers.protocol import Capabilities, Command, Provider
+from ..providers.protocol import Capabilities, Command, Provider, Rendered, Renders
 from ..reconciler import KEEPERS
 from ..store import Store, WantedPod
 from ..store.locks import holding
@@ -150,14 +150,17 @@ class Launch(Shown):
         tell: Callable[[SupervisionEvent], None] | None = None,
         *,
         stopping: threading.Event | None = None,
+        leaving: threading.Event | None = None,
     ) -> Outcome:
         """Supervise the job until it ends, and leave nothing at the provider.
 
         Args:
             tell: Called with every event.
             stopping: Event that tells the job to save and end.
+            leaving: Event that ends the supervisor, and the job too unless the provider runs it.
 
         Raises:
+            LeftRunning: `leaving` was set, and the provider goes on with the job.
             ConfigError: Another process already supervises this run.
             ProviderError: The provider cannot be reached, or rejects the credentials.
         """
@@ -173,8 +176,30 @@ class Launch(Shown):
                 policy=self._policy(),
                 tell=tell,
             )
-            with _stopped_by(supervisor, stopping):
+            with _stopped_by(supervisor, stopping, leaving):
                 return supervisor.run()
+
+    def render(self, progress: Progress = silent) -> Rendered | None:
+        """Return the documents that would be submitted; None if the provider takes none.
+
+        Args:
+            progress: Told whether the provider has checked them.
+
+        Raises:
+            ConfigError: A setting contradicts another.
+            ProviderError: The provider refuses them.
+        """
+        provider, store = self.manager.opened, self.manager.store
+        if not isinstance(provider, Renders):
+            return None
+        number = len(store.attempts(self.name)) + 1
+        labels = {OWNER: store.owner, "job": self.name, "attempt": str(number)}
+        zone = self.config.zones[:1] or provider.capabilities.zones_for(self.config)[:1]
+        config = replace(self.config.with_labels(**labels), zones=zone)
+        with temporary_folder("tpukit-render-") as folder:
+            self.bundle.write(folder / BUNDLE)
+            command = replace(self._command(), bundle=folder / BUNDLE)
+            return provider.render(f"{self.name}-a{number}", config, command, progress=progress)
 
     @contextmanager
     def _as_keeper(self) -> Generator[RecordedProvider]:
@@ -195,12 +220,22 @@ class Launch(Shown):
             )
             try:
                 yield RecordedProvider(provider, observer, self.name)
-            finally:
-                store.wanted.release(self.name)
-                try:
-                    wait_until_gone(self.manager.reconciler, self.name, _GONE_WITHIN_S)
-                except TPUError as error:
-                    store.note(self.name, "left", f"its pod could not be deleted yet: {error}")
+            except BaseException:
+                row = store.wanted.find(self.name)
+                # Where the provider runs the job, it goes on without this supervisor.
+                if not (provider.capabilities.runs_gangs and row and row.pod):
+                    self._give_back()
+                raise
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Delete the run's pod, as far as the provider can be reached."""
+        store = self.manager.store
+        store.wanted.release(self.name)
+        try:
+            wait_until_gone(self.manager.reconciler, self.name, _GONE_WITHIN_S)
+        except TPUError as error:
+            store.note(self.name, "left", f"its pod could not be deleted yet: {error}")
 
     def _command(self) -> Command:
         launch = self.manager.settings
@@ -438,19 +473,23 @@ def _history(run: str, store: Store) -> list[str]:
 
 
 @contextmanager
-def _stopped_by(supervisor: Supervisor, stopping: threading.Event | None) -> Generator[None]:
-    """Stop a supervisor when an event is set."""
+def _stopped_by(
+    supervisor: Supervisor, stopping: threading.Event | None, leaving: threading.Event | None
+) -> Generator[None]:
+    """Stop or end a supervisor when an event is set."""
     over = threading.Event()
 
     def wait() -> None:
-        while not over.is_set():
-            if stopping is not None and stopping.wait(0.05):
+        while not over.wait(0.05):
+            if stopping is not None and stopping.is_set():
                 supervisor.stop()
                 return
+            if leaving is not None and leaving.is_set():
+                supervisor.leave()
+                return
 
-    watcher = threading.Thread(target=wait, daemon=True)
-    if stopping is not None:
-        watcher.start()
+    if stopping is not None or leaving is not None:
+        threading.Thread(target=wait, name="tpukit-stop", daemon=True).start()
     try:
         yield
     finally:

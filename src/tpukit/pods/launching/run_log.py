@@ -196,6 +196,11 @@ _BY_KIND = {
 }
 
 
+def code_of_cause(cause: Cause) -> int:
+    """Return the exit code of `tpukit launch` for the cause for which a job ended."""
+    return int(_BY_CAUSE.get(cause, _BY_KIND[cause.kind]))
+
+
 def code_of(error: TPUError) -> int:
     """Return the exit code for an error that ended a run before its job did."""
     match error:
@@ -238,7 +243,7 @@ class LaunchResult(Shown):
         if self.entry.kind == "error":
             return int(self.entry.data.get("code", ExitCode.BAD_INPUT))
         assert self.cause is not None
-        return int(_BY_CAUSE.get(self.cause, _BY_KIND[self.cause.kind]))
+        return code_of_cause(self.cause)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -8,11 +8,12 @@ sees no difference.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from ...errors import ConfigError
 from ...job.sections import ChipLimit, LaunchSettings
 from ...runtime.doctor.finding import DoctorFinding
+from ...runtime.progress import Progress
 from ..causes import Ending
 from ..config import PodConfig
 from ..limits import applies_to
@@ -95,7 +96,10 @@ class Gang(Protocol):
         ...
 
     def close(self) -> None:
-        """End all processes at once and release resources; repeated calls do nothing."""
+        """Release resources, and end all processes at once unless the provider runs them itself.
+
+        Repeated calls do nothing.
+        """
         ...
 
 
@@ -107,7 +111,8 @@ class Capabilities:
         generations: Chip names of `hardware.catalog`; empty means all.
         refused: Reasons by feature ("spot", "reserved", "multislice", "network", …). Features
             without a reason are offered.
-        runs_gangs: Whether the provider restarts processes itself.
+        runs_gangs: Whether the provider places and restarts processes itself. Then they go on
+            without a supervisor, and only their owner's request ends them.
         zones: Zones with pods; empty accepts any zone.
         limits: Chips that the project was granted, by zone, type and tier, as the user states them;
             empty means no limit.
@@ -134,7 +139,8 @@ class Provider(Protocol):
     """Creates and deletes pods. All methods are idempotent.
 
     Within 5 s, all raise `PodUnavailable` (with `cause`) without capacity or quota, and
-    `ProviderError` if the provider cannot be reached or rejects the credentials.
+    `ProviderError` if the provider cannot be reached or rejects the credentials. A provider that is
+    reached but slow may take longer.
     """
 
     name: str
@@ -184,6 +190,29 @@ class Reachable(Protocol):
 
     def login(self, pod: Pod, host: Host) -> Sequence[str]:
         """Return the command that logs in to a host, as an argument list."""
+        ...
+
+
+class Rendered(Protocol):
+    """Documents of a pod."""
+
+    def to_yaml(self) -> str:
+        """Return them for the provider's own tool."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        ...
+
+
+@runtime_checkable
+class Renders(Protocol):
+    """A provider whose pods are documents that a user can read and apply."""
+
+    def render(
+        self, name: str, config: PodConfig, command: Command, *, progress: Progress
+    ) -> Rendered:
+        """Return the documents of a pod, without creating it."""
         ...
 
 

@@ -66,8 +66,15 @@ LOOK_S = 0.5  # largest delay until a request to stop or resize is noticed
 WRITE_S = 1.0  # largest age of the journal's newest step
 
 
+class LeftRunning(Exception):
+    """The supervisor ends, and the provider goes on with the job."""
+
+
 class Supervisor:
     """Runs one job on pods of a provider.
+
+    A provider that runs gangs itself (`Capabilities.runs_gangs`) places and restarts the job. The
+    supervisor then only submits and reports, and its own end, whatever the reason, changes nothing.
 
     ```python
     outcome = Supervisor("my-run", PodConfig(tpu_type="v6e-16"), command, LocalProvider()).run()
@@ -112,6 +119,14 @@ class Supervisor:
         """Tell the job to save and end; usable from any thread."""
         self._stopping.set()
 
+    def leave(self) -> None:
+        """End the supervisor and leave the job to its provider; usable from any thread.
+
+        The same as `stop` where the provider does not run the job itself.
+        """
+        self._pods.is_leaving = self._runs_gangs
+        self._stopping.set()
+
     def resize(self, config: PodConfig, command: Command | None = None) -> None:
         """Save, stop, and resume on another pod; usable from any thread.
 
@@ -126,19 +141,29 @@ class Supervisor:
 
         Raises:
             ProviderError: The provider cannot be reached, or rejects the credentials.
+            LeftRunning: `leave` was called, and the job goes on without a supervisor.
         """
         with undone_if_interrupted(self._abandon):
             try:
-                self._recover()
-                while (reason := self._why_stop()) is None:
-                    self._attempt()
-                return self._outcome(reason)
-            except Stopped:
-                return self._outcome("a stop was requested", Ending(Cause.STOPPED))
-            except NoPod as refused:
-                return self._outcome("no zone has capacity", refused.ending)
-            finally:
+                outcome = self._supervise()
+            except BaseException:
                 self._abandon()
+                raise
+            self._close(releases=True)
+            return outcome
+
+    def _supervise(self) -> Outcome:
+        try:
+            self._recover()
+            while (reason := self._why_stop()) is None:
+                self._attempt()
+            return self._outcome(reason)
+        except Stopped:
+            if self._pods.is_leaving:
+                raise LeftRunning from None
+            return self._outcome("a stop was requested", Ending(Cause.STOPPED))
+        except NoPod as refused:
+            return self._outcome("no zone has capacity", refused.ending)
 
     # --- one attempt -----------------------------------------------------------------------
 
@@ -189,6 +214,8 @@ class Supervisor:
                     # killed.
                     lost = watch.lost
                     gang.stop(self._policy.grace_s)
+                if self._pods.is_leaving:
+                    raise LeftRunning
                 if self._stopping.is_set() or self._resize_to is not None:
                     gang.stop(self._policy.grace_s)
         finally:
@@ -219,6 +246,7 @@ class Supervisor:
         if self._pod is not None:
             pod = self._pods.look(self._pod)
             fits = pod is not None and pod.is_ready and pod.slice == config.slice
+            fits = fits and not self._runs_gangs  # there, the attempt before has ended for good
             if pod is not None and fits and not {host.name for host in pod.hosts} & set(bad):
                 return pod
             self._release()
@@ -236,9 +264,14 @@ class Supervisor:
             self._pods.release(pod)
 
     def _abandon(self) -> None:
-        """Release the pod, and leave nothing behind."""
+        """End before the job has: leave nothing behind, or leave the job to its provider."""
+        self._close(releases=not self._runs_gangs)
+
+    def _close(self, *, releases: bool) -> None:
         if self._gang is not None:
             self._gang.close()
+        if not releases:
+            return
         pod = self._pod
         try:
             self._release()
@@ -255,14 +288,15 @@ class Supervisor:
         last = attempts[-1]
         # Also for a finished job, because its supervisor may have died before releasing the pod.
         self._pod = self._provider.get(last.pod, zone=last.zone)
-        if last.ending is not None and not last.ending.cause.is_worth_restarting:
+        is_final = last.ending is not None and not last.ending.cause.is_worth_restarting
+        if last.ending is not None and (is_final or self._runs_gangs):
             # It had ended. Unless it was done, the caller wants another attempt.
             self._is_fresh = last.ending.cause is not Cause.DONE
             return
         if last.ending is not None:
             return
-        if self._pod is not None and self._pod.is_ready and self._runs_gangs:
-            # The provider kept it running, so follow it.
+        if self._pod is not None and self._runs_gangs:
+            # The provider kept it running or queued, so follow it.
             self._gang = self._provider.start(self._pod, self._command, attempt=last.number)
             self._follow(last, self._gang, self._pod)
         else:
@@ -323,7 +357,15 @@ class Supervisor:
         ending = attempts[-1].ending
         if resized is not None and ending is not None and ending.cause is Cause.STOPPED:
             return "a stop was requested" if self._stopping.is_set() else None
+        if self._runs_gangs and ending is not None and ending.cause is not Cause.SUPERVISOR_LOST:
+            return self._why_ended(ending)
         return self._policy.why_stop(attempts)
+
+    def _why_ended(self, ending: Ending) -> str:
+        """Return why a job has ended that its provider restarts itself."""
+        if ending.cause.kind is Kind.DONE:
+            return ending.cause.meaning
+        return "its provider does not restart it any more"
 
     def _outcome(self, reason: str, ending: Ending | None = None) -> Outcome:
         """Return the outcome; an attempt that never had a pod gets `ending`."""

@@ -1,5 +1,6 @@
 """Get a pod: ask zone after zone, each within its time limit."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,9 @@ class ZoneSearch:
     ) -> None:
         self._provider, self._policy = provider, policy
         self._tell, self._stopping = tell, stopping
+        # A cluster's own queue is waited for without limit, and so is its API: the job may run.
+        self.is_leaving = False  # whether a stop leaves the pod as it is
+        self._is_patient = provider.capabilities.runs_gangs
 
     def zones(self, config: PodConfig) -> Sequence[str]:
         """Return the zones to ask, in order; "" is the provider's own."""
@@ -94,12 +98,14 @@ class ZoneSearch:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def look(self, pod: Pod) -> Pod | None:
-        """Return the pod's present state, or None if it is gone; retry during short outages.
+        """Return the pod's present state, or None if it is gone; retry during outages.
 
         Raises:
-            ProviderError: The provider did not answer for longer than `Policy.outage_s`.
+            ProviderError: The provider, which does not run gangs itself, did not answer for longer
+                than `Policy.outage_s`.
+            Stopped: A stop was requested.
         """
-        deadline = time.monotonic() + self._policy.outage_s
+        deadline = time.monotonic() + (math.inf if self._is_patient else self._policy.outage_s)
         pause_s = SOON_S
         while True:
             try:
@@ -121,7 +127,15 @@ class ZoneSearch:
             pod = self._provider.create(name, config, command=command)
         except PodUnavailable as refused:
             return Ending(Cause(refused.cause), evidence=str(refused))
-        deadline = time.monotonic() + config.queue_timeout_s
+        return self.wait_ready(pod, math.inf if self._is_patient else config.queue_timeout_s)
+
+    def wait_ready(self, pod: Pod, timeout_s: float) -> Pod | Ending:
+        """Wait until a pod is ready, and return it; delete it and return why if it never will be.
+
+        Raises:
+            Stopped: A stop was requested, and the pod was deleted.
+        """
+        deadline = time.monotonic() + timeout_s
         pause_s = min(SOON_S, self._policy.poll_s)
         try:
             while not pod.is_ready:
@@ -130,14 +144,15 @@ class ZoneSearch:
                     return ending_of(pod)
                 if time.monotonic() > deadline:
                     self.release(pod)
-                    late = f"still {pod.state} after {config.queue_timeout_s:g} s"
+                    late = f"still {pod.state} after {timeout_s:g} s"
                     why = f"{late}: {pod.reason}" if pod.reason else late
                     return Ending(Cause.WAITED_TOO_LONG, evidence=why)
                 self._pause(pause_s)
                 pause_s = min(self._policy.poll_s, 2 * pause_s)
                 pod = self.look(pod) or replace(pod, state=PodState.FAILED, reason="it is gone")
         except Stopped:
-            self.release(pod)
+            if not self.is_leaving:
+                self.release(pod)
             raise
         return pod
 

@@ -38,7 +38,8 @@ def test_a_jobset_runs_to_its_end(cluster):
     [
         (201, 3, 0, None),  # peer lost: again and again, for free
         (143, 3, 0, None),
-        (1, 1, 1, "ReachedMaxRestarts"),  # an error: once, then it is over
+        (1, 0, 0, "FailJobSetFailurePolicyAction"),  # an error of the program: at once
+        (200, 1, 1, "ReachedMaxRestarts"),  # a hang: once, then it is over
         (137, 1, 1, "ReachedMaxRestarts"),
         (2, 0, 0, "FailJobSetFailurePolicyAction"),  # bad input: at once
     ],

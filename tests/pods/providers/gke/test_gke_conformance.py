@@ -26,6 +26,14 @@ class TestGKE(ProviderConformance):
             preempt=preempt,
         )
 
+    def test_closing_ends_everything_at_once(self, case):
+        # Closing only ends the following: the JobSet belongs to its cluster.
+        _, gang = case.run("closes-a1", "import time; print('begun', flush=True); time.sleep(600)")
+        wait_for_lines(gang, "begun", 4)
+        gang.close()
+        gang.close()
+        assert case.provider.get("closes-a1", zone="").is_ready
+
     def test_an_eviction_is_not_a_failure(self, case):
         # The JobSet starts again by itself: nothing ends, and the pod is ready again.
         pod, gang = case.run(

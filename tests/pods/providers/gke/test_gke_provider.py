@@ -5,21 +5,24 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 from emulated_cluster import until
 
-from tpukit.errors import ConfigError, PodUnavailable, ProviderError
+from tpukit.errors import ConfigError, PodUnavailable, ProviderError, TPUValidationError
 from tpukit.job.sections import ChipLimit
 from tpukit.pods import Command, PodConfig, Store, Tier, TpuManager
 from tpukit.pods.causes import Cause, Kind
+from tpukit.pods.launching.attaching import find_job, follow_job
 from tpukit.pods.manifests import queue_documents
 from tpukit.pods.pod import PodState
-from tpukit.pods.providers.gke import gang as gang_module
 from tpukit.pods.providers.gke.provider import GKEProvider
 from tpukit.pods.providers.protocol import Ended, Line, Restarted, StepCompleted
-from tpukit.pods.supervision.supervisor import Supervisor
+from tpukit.pods.supervision.journal import MemoryJournal
+from tpukit.pods.supervision.supervisor import LeftRunning, Supervisor
 from tpukit_emulators.faults import Fault, Mishap
 from tpukit_emulators.kubernetes_api.emulator import Installed, KubernetesEmulator, Role, tpu_pool
 from tpukit_emulators.kubernetes_api.kinds import (
@@ -88,7 +91,7 @@ def test_a_viewer_may_not_create(emulator, launch, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(emulator.write_kubeconfig("viewer", user)))
     provider = GKEProvider(launch)
     command = Command(argv=("x",), environment={"TOKEN": "hunter2"})
-    with pytest.raises(ProviderError, match="Not allowed to create secrets") as error:
+    with pytest.raises(ProviderError, match="Not allowed to create jobsets") as error:
         provider.create("gem-a1", CONFIG, command=command)
     assert "hunter2" not in str(error.value)
     assert not emulator.cluster.store.items(SECRET)
@@ -174,11 +177,32 @@ def test_the_jobset_takes_its_parts_along(emulator, provider):
     until(lambda: not store.items(SECRET))
 
 
-def test_a_lost_reply_with_nothing_done_leaves_nothing(emulator, provider):
+def test_a_lost_reply_with_nothing_done_leaves_nothing(emulator, launch):
+    provider = GKEProvider(launch.model_copy(update={"api_timeout_seconds": 1.0}))
     emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets", times=None))
     with pytest.raises(ProviderError, match="cannot answer now"):
         provider.create("gem-a1", CONFIG, command=Command(argv=("x",), environment={"T": "s"}))
     assert not emulator.cluster.store.items(SECRET)
+
+
+def test_a_busy_or_slow_server_is_waited_for(emulator, provider):
+    emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets", times=4))
+    emulator.faults.add(Fault(Mishap.OUTAGE, "list jobsets", times=4))
+    emulator.faults.add(Fault(Mishap.SLOW, "create jobsets", pause_s=4.5))  # as a webhook may be
+    provider.create("gem-a1", CONFIG, command=SLEEP)
+    assert [pod.name for pod in provider.list()] == ["gem-a1"]
+
+
+def test_a_plugin_that_never_answers_is_named(emulator, launch, monkeypatch, tmp_path):
+    plugin = tmp_path / "plugin"
+    plugin.write_text("#!/bin/sh\nsleep 5\n")
+    plugin.chmod(plugin.stat().st_mode | stat.S_IEXEC)
+    version = "client.authentication.k8s.io/v1beta1"
+    command = {"apiVersion": version, "command": str(plugin), "interactiveMode": "Never"}
+    monkeypatch.setenv("KUBECONFIG", str(emulator.write_kubeconfig("slow", {"exec": command})))
+    hasty = launch.model_copy(update={"api_timeout_seconds": 0.5})
+    with pytest.raises(ProviderError, match=r"within 0.5 s.*api_timeout_seconds"):
+        GKEProvider(hasty).list()
 
 
 def test_other_jobsets_are_left_alone(emulator, provider):
@@ -392,12 +416,30 @@ def test_an_image_that_cannot_be_pulled_ends_it(emulator, provider):
     gang.close()
 
 
-def test_a_hang_is_found(emulator, provider):
-    command = Command(argv=("sleep", "60"), first_step_s=0.5)
+def running(emulator, name="gem-a1"):
+    return len(emulator.mishaps.pods_of(name))
+
+
+def test_silence_ends_nothing(emulator, provider):
+    command = Command(argv=("sleep", "60"), first_step_s=0.1, step_s=0.1)
     gang = provider.start(ready(provider, command=command), command, attempt=1)
-    (ended,) = of(Ended, gather(gang))
-    assert ended.ending.cause is Cause.HUNG
-    until(lambda: emulator.cluster.kubelet.processes.running == 0)
+    until(lambda: running(emulator) == 4)
+    events = gang.wait(1.0) + gang.wait(0.5)
+    assert not of(Ended, events)
+    gang.close()
+    assert running(emulator) == 4
+    assert provider.get("gem-a1", zone="").is_ready
+
+
+def test_an_image_that_is_missing_after_a_restart_is_waited_for(emulator, provider):
+    gang = follow(provider, CONFIG, SLEEP)
+    until(lambda: running(emulator) == 4 and len(gang._streams) == 4)
+    emulator.cluster.kubelet.bad_images.add("registry/jax:1")
+    emulator.mishaps.evict(emulator.mishaps.pods_of("gem-a1")[1])
+    events = gather(gang, lambda events: of(Restarted, events))
+    events += gang.wait(1.0)
+    assert not of(Ended, events)
+    assert emulator.cluster.store.items(JOBSET)
     gang.close()
 
 
@@ -410,11 +452,10 @@ def test_a_jobset_deleted_by_hand_is_over(emulator, provider):
     gang.close()
 
 
-def test_an_outage_of_the_api_is_waited_out(emulator, provider, monkeypatch):
-    monkeypatch.setattr(gang_module, "UNREACHABLE_S", 20.0)
+def test_an_outage_of_the_api_is_waited_out(emulator, provider):
     command = python("import time; time.sleep(1.5); print('still here')")
     gang = provider.start(ready(provider, command=command), command, attempt=1)
-    emulator.faults.add(Fault(Mishap.OUTAGE, "*", times=40))
+    emulator.faults.add(Fault(Mishap.OUTAGE, "*", times=12))
     for transport in list(emulator.server._transports):
         emulator.server._loop.call_soon_threadsafe(transport.abort)
     events = gather(gang)
@@ -437,6 +478,83 @@ def test_a_supervisor_sees_a_job_through(emulator, provider):
     assert outcome.is_done, outcome
     assert [attempt.ending.cause for attempt in outcome.attempts] == [Cause.DRAIN, Cause.DONE]
     until(lambda: not provider.list())  # its Pods take a moment to end
+
+
+UNTIL_TOLD = """
+import json, os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+step = 0
+while not os.path.exists(sys.argv[1]):
+    step += 1
+    print('@tpukit ' + json.dumps({"step": step}), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def supervised(provider, journal, end, act):
+    """Run a supervisor of a job that goes on until a file exists; `act` is called at step 20."""
+    done = []
+
+    def tell(event):
+        if isinstance(event, StepCompleted) and event.step >= 20 and not done:
+            done.append(act(supervisor))
+
+    command = Command(argv=("python3", "-c", UNTIL_TOLD, str(end)))
+    supervisor = Supervisor("gem", CONFIG, command, provider, journal, tell=tell)
+    return supervisor.run()
+
+
+def test_a_supervisor_that_leaves_or_fails_ends_nothing(emulator, provider, tmp_path):
+    journal, end = MemoryJournal(), tmp_path / "end"
+
+    def fail(_):
+        raise RuntimeError("of the supervisor")
+
+    for act, error in ((Supervisor.leave, LeftRunning), (fail, RuntimeError)):
+        with pytest.raises(error):
+            supervised(provider, journal, end, act)
+        assert running(emulator) == 4
+    (jobset,) = emulator.cluster.store.items(JOBSET)
+    assert not jobset.get("status", {}).get("restarts")
+    outcome = supervised(provider, journal, end, lambda _: end.touch())
+    assert outcome.is_done
+    assert [attempt.pod for attempt in outcome.attempts] == ["gem-a1"]
+    until(lambda: not provider.list())
+
+
+def test_a_supervisor_that_is_told_to_stop_ends_it(emulator, provider, tmp_path):
+    outcome = supervised(provider, MemoryJournal(), tmp_path / "end", Supervisor.stop)
+    assert outcome.ending.cause is Cause.STOPPED
+    until(lambda: not provider.list())
+
+
+def test_a_queue_is_waited_for_without_limit_also_by_who_comes_later(emulator, provider):
+    emulator.cluster.scheduler.is_stopped = True
+    journal = MemoryJournal()
+    waiting = Supervisor("gem", replace(CONFIG, queue_timeout_s=0.1), SLEEP, provider, journal)
+    leaves = threading.Timer(2.0, waiting.leave)
+    leaves.start()
+    with pytest.raises(LeftRunning):
+        waiting.run()
+    (jobset,) = emulator.cluster.store.items(JOBSET)
+    later = Supervisor("gem", CONFIG, SLEEP, provider, journal)
+    threading.Timer(2.0, later.leave).start()
+    with pytest.raises(LeftRunning):
+        later.run()
+    assert emulator.cluster.store.items(JOBSET)[0]["metadata"]["uid"] == jobset["metadata"]["uid"]
+
+
+def test_a_job_is_followed_by_its_labels_alone(emulator, launch):
+    config = CONFIG.with_labels(owner="somebody", job="gem", attempt="1")
+    ready(GKEProvider(launch), config=config, command=python(STEPS))
+    elsewhere = GKEProvider(launch)  # with no store
+    pod = find_job(elsewhere, "gem")
+    events = []
+    assert follow_job(elsewhere, pod, events.append).cause is Cause.DONE
+    assert [one.step for one in of(StepCompleted, events)][-1] == 399
+    assert find_job(elsewhere, "gem-a1").name == "gem-a1"
+    with pytest.raises(TPUValidationError, match="Did you mean 'gem'"):
+        find_job(elsewhere, "germ")
 
 
 def test_who_comes_after_a_killed_supervisor_follows_the_same_job(emulator, launch):

@@ -55,7 +55,8 @@ class Call:
         return int(text)
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.kind.plural}{'/' + self.part if self.part else ''}"
+        how = "dry-run " if self.options.get("dryRun") else ""
+        return f"{how}{self.verb} {self.kind.plural}{'/' + self.part if self.part else ''}"
 
 
 def read_call(

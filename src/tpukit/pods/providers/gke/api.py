@@ -5,6 +5,7 @@ The client's models are not used, because they take seconds to load and lack Job
 
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -33,6 +34,10 @@ CANNOT_ANSWER = (429, 500, 503, 504)
 
 class Unanswered(ProviderError):
     """No answer came, so that the call may or may not have taken effect."""
+
+
+class NoKubeconfig(ProviderError):
+    """This machine does not know a cluster."""
 
 
 def status_of(error: ApiException) -> dict[str, Any]:
@@ -109,9 +114,9 @@ def _short(reason: object) -> str:
 
 Object = dict[str, Any]
 
-CONNECT_S, ANSWER_S = 2.0, 4.0
-AGAIN_S, PAUSE_S = 0.5, 0.1  # for retries of idempotent calls
-LOAD_S = 4.0  # for the kubeconfig, whose plugin may make a network request
+CONNECT_S = 10.0
+RECONNECT_S = 0.5  # for calls that reach nobody; a machine without network is told so soon
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 STREAM_S = 60.0  # a stream that is silent for so long is reopened
 MOST_CONNECTIONS = 512
 
@@ -129,6 +134,7 @@ class ClusterApi:
     def __init__(self, launch: LaunchSettings) -> None:
         self.namespace = launch.namespace
         self._context, self._endpoint = launch.context, launch.endpoint
+        self.timeout_s = launch.api_timeout_seconds
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
         self._kueue: str | None = None
@@ -284,9 +290,11 @@ class ClusterApi:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """Make a call, and retry it for a moment if it is idempotent."""
-        began = time.monotonic()
+        """Make a call, and retry it if the server is busy, or if it is idempotent."""
+        began, pause_s = time.monotonic(), FIRST_PAUSE_S
+        is_idempotent = method in ("GET", "DELETE", "PATCH")
         while True:
+            limit_s = self.timeout_s
             try:
                 response = self._send(
                     method, path, query=query, body=body, content_type=content_type
@@ -299,11 +307,14 @@ class ClusterApi:
                 if error.status not in CANNOT_ANSWER:
                     raise
                 failure = error
+                is_idempotent = is_idempotent or error.status == 429  # it was not begun
             except Unanswered as error:
                 failure = error
-            if method not in ("GET", "DELETE") or time.monotonic() > began + AGAIN_S:
+                limit_s = min(limit_s, RECONNECT_S)
+            if not is_idempotent or time.monotonic() + pause_s > began + limit_s:
                 raise failure
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s * random.uniform(0.7, 1.3))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _send(
         self,
@@ -313,9 +324,10 @@ class ClusterApi:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         content_type: str = "application/json",
-        timeout_s: tuple[float, float] = (CONNECT_S, ANSWER_S),
+        timeout_s: tuple[float, float] | None = None,
     ) -> urllib3.HTTPResponse:
         client = self._loaded()
+        timeout_s = timeout_s or (CONNECT_S, self.timeout_s)
         request: Any = client.param_serialize(
             method,
             path,
@@ -364,14 +376,15 @@ class ClusterApi:
         # In a thread, because a credential plugin may wait for a server that does not answer.
         loading = threading.Thread(target=load, name="tpukit-kubeconfig", daemon=True)
         loading.start()
-        loading.join(LOAD_S)
+        loading.join(self.timeout_s)
         if loading.is_alive():
             raise ProviderError(
-                f"The kubeconfig's plugin for credentials did not answer within {LOAD_S:g} s; run "
-                "gke-gcloud-auth-plugin by hand to see why."
+                f"The kubeconfig's plugin for credentials did not answer within {self.timeout_s:g} "
+                "s; run gke-gcloud-auth-plugin by hand to see why, or raise "
+                "launch.api_timeout_seconds."
             )
         if failures:
-            raise ProviderError(
+            raise NoKubeconfig(
                 f"There is no usable kubeconfig ({failures[0]}); fetch one with gcloud container "
                 "clusters get-credentials, and name it in KUBECONFIG or its context in "
                 "launch.context."

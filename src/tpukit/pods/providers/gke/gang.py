@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from ....errors import ProviderError
 from ....records.reporting import read_report
-from ...causes import Cause, Ending, Kind
+from ...causes import Cause, Ending
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
 from ...manifests.reading import at, texts
 from ...pod import Host, Pod
-from ..protocol import Command, Ended, GangEvent, Line, Restarted, StepCompleted
+from ..protocol import Ended, GangEvent, Line, Restarted, StepCompleted
 from .api import CORE, JOBSETS, ClusterApi, Object
 from .following import Follower, LogStream
 from .signals import (
@@ -144,26 +144,25 @@ def _rank(cause: Cause) -> int:
     return _ORDER.index(cause) if cause in _ORDER else len(_ORDER)
 
 
-UNREACHABLE_S = 300.0  # for an API outage, during which Pods may well continue
 SETTLE_S = 5.0  # for the last lines and states of Pods after the JobSet has ended
 LOOK_S = 0.25
 
 
 class JobSetGang:
-    """Follows the processes of a JobSet across its restarts.
+    """Follows the processes of a JobSet across its restarts, which are the cluster's own.
 
-    After an error of the program, or a hang, the JobSet is deleted at once, because it would start
-    the same again.
+    It changes nothing in the cluster, whatever it sees or does not see: this machine may be offline
+    for days while the job makes steps. Only `stop` deletes the JobSet, and `wait` does where no
+    container of it has ever started and none ever can.
 
     Args:
         api: The cluster.
         pod: The pod of the JobSet.
-        command: The command, of which only the time limits are used.
         attempt: The supervisor's number of the current attempt.
     """
 
-    def __init__(self, api: ClusterApi, pod: Pod, command: Command, *, attempt: int) -> None:
-        self._api, self._pod, self._command = api, pod, command
+    def __init__(self, api: ClusterApi, pod: Pod, *, attempt: int) -> None:
+        self._api, self._pod = api, pod
         self._hosts = hosts_of(pod.name, pod.slice)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -176,10 +175,7 @@ class JobSetGang:
         self._is_gone = False
         self._over = False
         self._stopping = False
-        self._fatal: Ending | None = None  # an error of the program, which a restart would repeat
         self._ended_at: float | None = None
-        self._seen_step = False
-        self._progressed_at: float | None = None
         namespace = api.namespace
         self._path = f"{JOBSETS}/namespaces/{namespace}/jobsets/{pod.name}"
         self._pods_path = f"{CORE}/namespaces/{namespace}/pods"
@@ -222,13 +218,9 @@ class JobSetGang:
         self._end(Ending(Cause.STOPPED))
 
     def close(self) -> None:
-        """End all processes at once and release resources; repeated calls do nothing."""
+        """Stop following, and leave the JobSet as it is; repeated calls do nothing."""
         with self._lock:
-            was_over, self._over = self._over, True
-        if not was_over:
-            with suppress(ProviderError):
-                self._api.delete(self._path, propagation="Background")
-                self._kill_pods()
+            self._over = True
         for follower in self._followers:
             follower.close()
         for stream in self._streams.values():
@@ -266,8 +258,6 @@ class JobSetGang:
                     lambda text: self._take(host, text),
                     after=self._handover,
                 )
-                if self._progressed_at is None:
-                    self._progressed_at = time.monotonic()
             self._changed.notify_all()
 
     @property
@@ -279,7 +269,6 @@ class JobSetGang:
             self._jobset, self._is_gone = jobset, not is_there
             is_suspended = at(jobset, "spec", "suspend") is True
             if self._round and is_suspended:
-                self._progressed_at = None  # nothing runs, so no step can be late
                 if self._round.suspended is None:
                     self._round.suspended = self._why_suspended(jobset)
             elif self._round and not self._round.is_over:
@@ -291,20 +280,13 @@ class JobSetGang:
         with self._changed:
             if report is None:
                 self._events.append(Line(host, text))
-            else:
-                self._progressed_at = time.monotonic()
-                if not report.stopped:
-                    self._seen_step = True
-                    self._events.append(StepCompleted(host, report.step, report.loss))
+            elif not report.stopped:
+                self._events.append(StepCompleted(host, report.step, report.loss))
             self._changed.notify_all()
 
     def _restart(self, before: PodRound) -> None:
         """Start a new round, and report how the previous one ended."""
         ending = before.ending()
-        self._progressed_at, self._seen_step = None, False
-        if ending.cause.kind is Kind.APPLICATION:
-            self._fatal = ending
-            return
         self._attempt += 1
         event, streams = Restarted(self._attempt, ending), list(self._streams.values())
         handover = threading.Thread(
@@ -325,24 +307,20 @@ class JobSetGang:
     # Decisions, in the caller's thread.
 
     def _decide(self) -> None:
-        """End the gang if the JobSet has ended, cannot start, hangs or is unreachable."""
+        """End the gang if the JobSet has ended, or if none of its containers can ever start."""
         with self._lock:
             if self._over or self._stopping:
                 return
-            fatal = self._fatal or (self._round.stuck() if self._round else None)
-            over = self._fatal is None and self._jobset_ending()
-        if fatal or self._is_hung():
+            # Once a container has run, a missing image may be an outage of the registry.
+            unstartable = self._round.stuck() if self._round and not self._streams else None
+            over = self._jobset_ending()
+        if over:
+            self._end(over)
+        elif unstartable:
             with suppress(ProviderError):  # the next call decides again
                 self._api.delete(self._path, propagation="Foreground")
                 self._kill_pods()
-                self._end(fatal or self._hung())
-        elif over:
-            self._end(over)
-        elif (
-            silent_s := min(follower.unreachable_s for follower in self._followers)
-        ) > UNREACHABLE_S:
-            text = f"the cluster has not answered for {silent_s:.0f} s"
-            self._end(Ending(Cause.UNREACHABLE, evidence=text))
+                self._end(unstartable)
 
     def _jobset_ending(self) -> Ending | None:
         """Return how the JobSet ended, once its Pods' endings are known; None while it runs."""
@@ -370,18 +348,6 @@ class JobSetGang:
         elif self._ended_at is None:
             self._ended_at = time.monotonic()
         return self._ended_at is not None and time.monotonic() > self._ended_at + SETTLE_S
-
-    def _limit_s(self) -> float | None:
-        return self._command.step_s if self._seen_step else self._command.first_step_s
-
-    def _is_hung(self) -> bool:
-        limit_s, since = self._limit_s(), self._progressed_at
-        return limit_s is not None and since is not None and time.monotonic() > since + limit_s
-
-    def _hung(self) -> Ending:
-        first = "" if self._seen_step else "the first "
-        limit_s = self._limit_s()
-        return Ending(Cause.HUNG, evidence=f"no report of {first}step for {limit_s:g} s")
 
     def _end(self, ending: Ending) -> None:
         """Read the last lines, then report the end."""

@@ -11,6 +11,7 @@ from ....errors import ConfigError, PodUnavailable, ProviderError
 from ....hardware import list_chips
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import DoctorFinding
+from ....runtime.progress import Progress
 from ...config import PodConfig
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
@@ -18,7 +19,16 @@ from ...manifests.manifest import Manifest, build_manifest
 from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, check_terms
-from .api import AGAIN_S, CORE, JOBSETS, PAUSE_S, ClusterApi, Object, Unanswered
+from .api import (
+    CORE,
+    FIRST_PAUSE_S,
+    JOBSETS,
+    LONGEST_PAUSE_S,
+    ClusterApi,
+    NoKubeconfig,
+    Object,
+    Unanswered,
+)
 from .gang import JobSetGang
 from .preflight import check_cluster
 from .signals import PROVIDER, is_ours, read_pod
@@ -65,21 +75,21 @@ class GKEProvider:
         if there := self.get(name, zone=""):
             return there
         self._check_zone(config)
-        manifest = self.plan(name, config, command)
-        began = time.monotonic()
+        began, pause_s = time.monotonic(), FIRST_PAUSE_S
         while True:
             try:
-                jobset = self._make(manifest)
+                jobset = self._make(self.plan(name, config, command))
                 return jobset if isinstance(jobset, Pod) else read_pod(jobset, (), None)
             except Unanswered:
                 # The call may have taken effect, and then the pod exists. Otherwise it is repeated.
                 if there := self.get(name, zone=""):
                     return there
-                if time.monotonic() > began + AGAIN_S:
+                if time.monotonic() + pause_s > began + self._api.timeout_s:
                     with suppress(ProviderError):
                         self._remove_parts(name)
                     raise
-                time.sleep(PAUSE_S)
+                time.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def plan(self, name: str, config: PodConfig, command: Command | None = None) -> Manifest:
         """Return the manifest of a pod, checked and accepted by the cluster in a dry run.
@@ -99,6 +109,23 @@ class GKEProvider:
             versions = replace(versions, has_message_patterns=False)
             manifest = build_manifest(name, config, self._launch, command, versions=versions)
             self._api.create(self._jobsets, manifest.jobset, is_dry_run=True)
+        return manifest
+
+    def render(
+        self, name: str, config: PodConfig, command: Command, *, progress: Progress
+    ) -> Manifest:
+        """Return the manifest of a pod; the cluster checks it in a dry run if it can be reached.
+
+        Raises:
+            ConfigError: GKE does not offer the requested pod.
+            ProviderError: The cluster refuses the manifest, or the credentials.
+        """
+        try:
+            manifest = self.plan(name, config, command)
+        except (Unanswered, NoKubeconfig) as error:
+            progress(f"no cluster has checked the manifest: {error}")
+            return build_manifest(name, config, self._launch, command)
+        progress(f"the cluster at {self._api.server} accepts the manifest")
         return manifest
 
     def get(self, name: str, *, zone: str) -> Pod | None:
@@ -144,7 +171,7 @@ class GKEProvider:
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> JobSetGang:
         """Follow the processes that the pod has started itself."""
-        return JobSetGang(self._api, pod, command, attempt=attempt)
+        return JobSetGang(self._api, pod, attempt=attempt)
 
     def login(self, pod: Pod, host: Host) -> Sequence[str]:
         """Return the kubectl command that opens a shell on a host, as an argument list.

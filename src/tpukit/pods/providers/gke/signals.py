@@ -62,7 +62,6 @@ _HOPELESS = {
     "ExceedsMaxQuota": Cause.QUOTA,
     "NoMatchingFlavor": Cause.UNPLACEABLE,
     "Misconfigured": Cause.UNPLACEABLE,
-    "Inadmissible": Cause.UNPLACEABLE,
 }
 
 
@@ -277,7 +276,7 @@ def _state(
         return (PodState.WAITING if is_back else PodState.FAILED), signal
     if at(jobset, "spec", "suspend") is True:
         if not texts(jobset["metadata"].get("labels")).get(names.QUEUE):
-            return PodState.SUSPENDED, Signal(Cause.STOPPED, "the JobSet was suspended by hand")
+            return PodState.WAITING, Signal(Cause.STOPPED, "the JobSet was suspended by hand")
         return PodState.WAITING, waiting_for(workload, pods)
     placed = [pod for pod in pods if at(pod, "spec", "nodeName") and not _is_leaving(pod)]
     if len(placed) >= hosts:
