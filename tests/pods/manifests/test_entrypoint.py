@@ -40,11 +40,17 @@ def test_it_says_which_process_this_is():
 
 def test_it_unpacks_files_and_runs_the_setup(tmp_path):
     (tmp_path / "say.py").write_text("print(open('made').read())")
-    archive = tmp_path / "bundle.tar.gz"
+    archive, parts = tmp_path / "bundle.tar.gz", tmp_path / "parts"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tmp_path / "say.py", "say.py")
+    parts.mkdir()
+    whole = archive.read_bytes()
+    for number in range(3):
+        (parts / f"part-00{number}").write_bytes(whole[number * 50 : (number + 1) * 50])
+    (parts / "part-003").write_bytes(whole[150:])
+    (parts / "..data").mkdir()  # as Kubernetes mounts them
     setup = json.dumps([[sys.executable, "-c", "open('made', 'w').write('ready')"]])
-    own = {"TPUKIT_BUNDLE": str(archive), "TPUKIT_SETUP": setup, "TMPDIR": str(tmp_path)}
+    own = {"TPUKIT_BUNDLE": str(parts), "TPUKIT_SETUP": setup, "TMPDIR": str(tmp_path)}
     process = start(sys.executable, "say.py", **own)
     assert process.communicate()[0] == "ready\n"
     assert process.returncode == 0

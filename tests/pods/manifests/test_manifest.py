@@ -2,9 +2,12 @@
 
 import base64
 import io
+import json
+import random
 import tarfile
 
 import pytest
+from published_schemas import check
 
 from tpukit.errors import ConfigError
 from tpukit.hardware import list_chips, list_slices
@@ -117,7 +120,7 @@ def test_secret_values_are_in_no_document_file_or_repr(tmp_path):
     assert tuple(read_files(path)) == manifest.documents
 
 
-def test_files_travel_in_a_config_map_that_is_not_too_large(tmp_path):
+def test_files_travel_in_config_maps_that_are_not_too_large(tmp_path):
     archive = tmp_path / "bundle.tar"
     with tarfile.open(archive, "w") as packed:
         info = tarfile.TarInfo("train.py")
@@ -127,11 +130,24 @@ def test_files_travel_in_a_config_map_that_is_not_too_large(tmp_path):
     manifest = build_manifest("gem", PodConfig(tpu_type="v6e-16"), LAUNCH, command)
     config_map, jobset = manifest.documents
     assert jobset is manifest.jobset
-    packed = base64.b64decode(config_map["binaryData"]["bundle.tar.gz"])
+    packed = base64.b64decode(config_map["binaryData"]["part-000"])
     with tarfile.open(fileobj=io.BytesIO(packed)) as unpacked:
         assert unpacked.getnames() == ["train.py"]
-    archive.write_bytes(b"\x1f\x8b" + bytes(800_000))
-    with pytest.raises(ConfigError, match="a ConfigMap holds"):
+    large = b"\x1f\x8b" + random.Random(0).randbytes(2_000_000)
+    archive.write_bytes(large)
+    manifest = build_manifest("gem", PodConfig(tpu_type="v6e-16"), LAUNCH, command)
+    *parts, _ = manifest.documents
+    assert [one["metadata"]["name"] for one in parts] == ["gem-files", "gem-files-1", "gem-files-2"]
+    assert all(len(json.dumps(one)) < 1 << 20 for one in parts)
+    contents = {key: value for one in parts for key, value in one["binaryData"].items()}
+    joined = b"".join(base64.b64decode(contents[key]) for key in sorted(contents))
+    assert joined == large
+    (volume,) = pod_spec(manifest)["volumes"]
+    mounted = [one["configMap"]["name"] for one in volume["projected"]["sources"]]
+    assert mounted == [one["metadata"]["name"] for one in parts]
+    check(manifest, versions=("1.32", "1.37"))
+    archive.write_bytes(b"\x1f\x8b" + bytes(26_000_000))
+    with pytest.raises(ConfigError, match="at most 25,034,752 travel to a cluster"):
         build_manifest("gem", PodConfig(tpu_type="v6e-16"), LAUNCH, command)
 
 

@@ -103,6 +103,7 @@ def on_train(**fields):
             r"env\[TPUKIT_NUM_HOSTS\].value",
         ),
         ({"spec": {"containers": [{"image": "x"}]}}, "has no 'name'"),
+        ({"spec": {"containers": [{"name": ["x"]}, 3]}}, "has no 'name'"),
         ({"metadata": {"name": "mine"}}, "expected only labels and annotations"),
         ({"containers": []}, "expected objects named metadata and spec"),
         ({"spec": None}, "expected objects named metadata and spec"),

@@ -80,7 +80,7 @@ def pod_failure_policy(container: str, versions: ClusterVersions) -> Document:
 # `runtime.multihost.DEFAULT_PORT`. A process that lost its peer ends some seconds later, because a
 # Job reacts to the Pod that it sees first, and that should be the one to blame.
 PROGRAM = """\
-import json, os, signal, subprocess, sys, tarfile, tempfile, time
+import io, json, os, signal, subprocess, sys, tarfile, tempfile, time
 env, told, running = os.environ, [], []
 def forward(number, frame):
     told.append(number)
@@ -92,8 +92,10 @@ first = int(env.get("TPUKIT_SLICE_ID") or 0) * int(env["TPUKIT_HOSTS_PER_SLICE"]
 env["TPUKIT_HOST_ID"] = str(first + int(env.get("JOB_COMPLETION_INDEX") or 0))
 env["TPUKIT_COORDINATOR"] = env["TPUKIT_COORDINATOR_HOST"] + ":" + str(8482 + attempt % 16)
 if env.get("TPUKIT_BUNDLE"):
+    parts = sorted(name for name in os.listdir(env["TPUKIT_BUNDLE"]) if name[0] != ".")
+    parts = [open(os.path.join(env["TPUKIT_BUNDLE"], name), "rb").read() for name in parts]
     os.chdir(tempfile.mkdtemp(prefix="tpukit-"))
-    with tarfile.open(env["TPUKIT_BUNDLE"]) as files:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as files:
         files.extractall(filter="data")
 for step in json.loads(env.get("TPUKIT_SETUP") or "[]"):
     subprocess.run(step, check=True)
@@ -115,7 +117,6 @@ IDLE = ("sleep", "infinity")
 CONTAINER = "train"
 REPLICATED_JOB = "slice"
 BUNDLE_FOLDER = "/etc/tpukit"
-BUNDLE_FILE = "bundle.tar.gz"
 
 # A spot node leaves its Pods 15 s of its 30 s; a longer grace period has no effect.
 SPOT_GRACE_S = 15
@@ -134,7 +135,7 @@ class JobSetSource:
         name: Name of the pod, and prefix of all its objects in the cluster.
         command: The command for every host; None runs nothing until the pod is deleted.
         secret: Name of the Secret with the variables `secret_keys`.
-        bundle: Name of the ConfigMap with the job's files.
+        bundle: Names of the ConfigMaps with the job's files, in order.
         versions: What the cluster offers.
     """
 
@@ -144,7 +145,7 @@ class JobSetSource:
     command: Command | None = None
     secret: str | None = None
     secret_keys: tuple[str, ...] = ()
-    bundle: str | None = None
+    bundle: tuple[str, ...] = ()
     versions: ClusterVersions = NEWEST
 
     @property
@@ -321,7 +322,8 @@ def _pod_spec(work: JobSetSource) -> Document:
         spec["serviceAccountName"] = launch.service_account
     if work.bundle:
         container["volumeMounts"] = [{"name": "bundle", "mountPath": BUNDLE_FOLDER}]
-        spec["volumes"] = [{"name": "bundle", "configMap": {"name": work.bundle}}]
+        parts = [{"configMap": {"name": name}} for name in work.bundle]
+        spec["volumes"] = [{"name": "bundle", "projected": {"sources": parts}}]
     return spec
 
 
@@ -358,7 +360,7 @@ def _variables(work: JobSetSource) -> list[Document]:
         steps = json.dumps([list(step) for step in work.command.setup])
         variables.append(_variable("TPUKIT_SETUP", literal(steps)))
     if work.bundle:
-        variables.append(_variable("TPUKIT_BUNDLE", f"{BUNDLE_FOLDER}/{BUNDLE_FILE}"))
+        variables.append(_variable("TPUKIT_BUNDLE", BUNDLE_FOLDER))
     for key in work.secret_keys:
         source = {"secretKeyRef": {"name": work.secret, "key": key}}
         variables.append({"name": key, "valueFrom": source})

@@ -15,7 +15,7 @@ from ..config import PodConfig
 from ..providers.protocol import Command
 from . import names
 from .documents import Document, to_yaml
-from .jobset import BUNDLE_FILE, JobSetSource, jobset, owner_labels, priority_class_of, selector_of
+from .jobset import JobSetSource, jobset, owner_labels, priority_class_of, selector_of
 from .names import NEWEST, ClusterVersions
 
 
@@ -101,9 +101,10 @@ def _kueue(
     return document | ({"spec": spec} if spec is not None else {})
 
 
-# Kubernetes limits a ConfigMap to 1 MiB, in which the bundle is base64.
+# Kubernetes limits a ConfigMap to 1 MiB, in which a part of the bundle is base64.
 LARGEST_CONFIG_MAP_BYTES = 1 << 20
-LARGEST_BUNDLE_BYTES = LARGEST_CONFIG_MAP_BYTES * 3 // 4 - 4096
+LARGEST_PART_BYTES = LARGEST_CONFIG_MAP_BYTES * 3 // 4 - 4096
+LARGEST_BUNDLE_BYTES = 32 * LARGEST_PART_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +189,7 @@ def build_manifest(
     """Return the documents of a pod that runs a command on each host.
 
     The job's variables (`launch.environment`) may be secret, so they go into a Secret. The
-    command's files go into a ConfigMap.
+    command's files go into ConfigMaps.
 
     Raises:
         ConfigError: A setting is missing or too large, or GKE does not offer the slice.
@@ -204,11 +205,11 @@ def build_manifest(
         command=command,
         secret=f"{name}-env" if secret else None,
         secret_keys=tuple(secret),
-        bundle=files["metadata"]["name"] if files else None,
+        bundle=tuple(part["metadata"]["name"] for part in files),
         versions=versions,
     )
     last = jobset(work)
-    first = (priority_document(config, launch, versions), files)
+    first = (priority_document(config, launch, versions), *files)
     return Manifest(
         documents=(*(document for document in first if document is not None), last),
         secret_name=work.secret,
@@ -216,30 +217,43 @@ def build_manifest(
     )
 
 
+def bundle_part_name(name: str, part: int) -> str:
+    """Return the name of a ConfigMap with a part of a pod's files, counted from 0."""
+    return f"{name}-files-{part}" if part else f"{name}-files"
+
+
 def _bundle(
     name: str, config: PodConfig, launch: LaunchSettings, command: Command | None
-) -> Document | None:
+) -> list[Document]:
+    """Return the ConfigMaps with the command's files, which are joined in the container."""
     if command is None or command.bundle is None:
-        return None
+        return []
     packed = command.bundle.read_bytes()
     if packed[:2] != b"\x1f\x8b":
         packed = gzip.compress(packed, mtime=0)
     if len(packed) > LARGEST_BUNDLE_BYTES:
         raise ConfigError(
-            f"The files of the job are {len(packed):,} bytes compressed, but a ConfigMap holds at "
-            f"most {LARGEST_BUNDLE_BYTES:,}; put them into launch.image or a bucket, or shorten "
-            "launch.include."
+            f"The files of the job are {len(packed):,} bytes compressed, but at most "
+            f"{LARGEST_BUNDLE_BYTES:,} travel to a cluster; put them into launch.image or a "
+            "bucket, or shorten launch.include."
         )
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": f"{name}-files",
-            "namespace": launch.namespace,
-            "labels": owner_labels(config),
-        },
-        "binaryData": {BUNDLE_FILE: base64.b64encode(packed).decode()},
-    }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": bundle_part_name(name, part),
+                "namespace": launch.namespace,
+                "labels": owner_labels(config),
+            },
+            "binaryData": {
+                f"part-{part:03}": base64.b64encode(
+                    packed[part * LARGEST_PART_BYTES : (part + 1) * LARGEST_PART_BYTES]
+                ).decode()
+            },
+        }
+        for part in range(-(-len(packed) // LARGEST_PART_BYTES))
+    ]
 
 
 def _check_variable(key: str) -> None:

@@ -92,12 +92,12 @@ def _merge(own: Any, added: Any, path: str) -> Any:
 def _merge_by_key(own: list[Any], added: list[Any], key: str, path: str) -> list[Any]:
     merged: dict[Any, Any] = {entry[key]: entry for entry in own}
     for entry in added:
-        if not isinstance(entry, dict) or key not in entry:
+        named = cast("Document", entry) if isinstance(entry, dict) else {}
+        if not isinstance(named.get(key), str | int):
             raise ConfigError(
                 f"An entry of launch.pod_template's {path} has no {key!r}, by which it is merged; "
                 "add it."
             )
-        named = cast("Document", entry)
         where = f"{path}[{named[key]}]"
         before = merged.get(named[key])
         merged[named[key]] = named if before is None else _merge(before, named, where)

@@ -1,6 +1,7 @@
 """Provider gke: what it makes, says, refuses and follows, on an emulated cluster."""
 
 import base64
+import random
 import shutil
 import stat
 import subprocess
@@ -154,6 +155,8 @@ def test_files_and_secrets_travel_and_go_with_the_pod(emulator, provider, tmp_pa
     archive = tmp_path / "bundle.tar"
     with tarfile.open(archive, "w") as packed:
         packed.add(tmp_path / "hello.py", "hello.py")
+        (tmp_path / "large").write_bytes(random.Random(0).randbytes(1_000_000))
+        packed.add(tmp_path / "large", "large")
     command = Command(
         argv=("python3", "hello.py"), environment={"TOKEN": "hunter2"}, bundle=archive
     )
@@ -161,6 +164,7 @@ def test_files_and_secrets_travel_and_go_with_the_pod(emulator, provider, tmp_pa
     store = emulator.cluster.store
     assert base64.b64decode(store.items(SECRET)[0]["data"]["TOKEN"]) == b"hunter2"
     assert "hunter2" not in str(store.items(JOBSET))
+    assert len(store.items(CONFIG_MAP)) == 2
     gang = provider.start(pod, command, attempt=1)
     events = gather(gang)
     assert {one.text for one in of(Line, events)} == {"hello 7"}

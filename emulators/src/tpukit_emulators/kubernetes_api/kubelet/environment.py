@@ -119,13 +119,16 @@ class Environment:
         for volume in sequence(at(pod, "spec", "volumes")):
             place = folder / "volumes" / volume["name"]
             place.mkdir(parents=True, exist_ok=True)
-            for kind, field, key in (
-                (CONFIG_MAP, "configMap", "name"),
-                (SECRET, "secret", "secretName"),
-            ):
-                if source := mapping(volume.get(field)):
-                    for name, content in self._data(pod, kind, str(source[key])).items():
-                        (place / name).write_bytes(content)
+            sources = [
+                (CONFIG_MAP, at(volume, "configMap", "name")),
+                (SECRET, at(volume, "secret", "secretName")),
+            ]
+            for part in sequence(at(volume, "projected", "sources")):
+                sources.append((CONFIG_MAP, at(part, "configMap", "name")))
+                sources.append((SECRET, at(part, "secret", "name")))
+            for kind, source in sources:
+                for name, content in (self._data(pod, kind, source) if source else {}).items():
+                    (place / name).write_bytes(content)
 
     def _translate(self, pod: Object, text: str, mounts: Mapping[str, str]) -> str:
         for path, real in mounts.items():

@@ -249,8 +249,8 @@ class ClusterApi:
 
     def delete(
         self, path: str, *, propagation: str = "Background", grace_s: int | None = None
-    ) -> None:
-        """Delete an object; a missing object is no error."""
+    ) -> bool:
+        """Delete an object, and return whether it existed; a missing object is no error."""
         options: Object = {"propagationPolicy": propagation}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -259,6 +259,8 @@ class ClusterApi:
         except ApiException as error:
             if error.status != 404:
                 raise explain(error, server=self.server, doing=f"delete {_what(path)}") from None
+            return False
+        return True
 
     def stream(self, path: str, **query: str) -> "Stream":
         """Open a streaming answer: a watch or a log.

@@ -15,7 +15,7 @@ from ....runtime.progress import Progress
 from ...config import PodConfig
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
-from ...manifests.manifest import Manifest, build_manifest
+from ...manifests.manifest import Manifest, build_manifest, bundle_part_name
 from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, check_terms
@@ -247,7 +247,9 @@ class GKEProvider:
 
     def _remove_parts(self, name: str) -> None:
         self._api.delete(f"{self._inside}/secrets/{name}-env")
-        self._api.delete(f"{self._inside}/configmaps/{name}-files")
+        part = 0
+        while self._api.delete(f"{self._inside}/configmaps/{bundle_part_name(name, part)}"):
+            part += 1
 
     def _workloads(self) -> Sequence[Object]:
         return self._api.list_workloads()
