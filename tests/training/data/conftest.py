@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from tpukit.training.data.remote import _filesystem
+from tpukit.runtime.object_store import open_files
 
 LIST, DOWNLOAD = "/storage/v1/b/", "/download/storage/v1/b/"
 
@@ -125,6 +125,6 @@ def bucket(monkeypatch, tmp_path):
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
     with serve_bucket() as (bucket, address):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        _filesystem.cache_clear()
+        open_files.cache_clear()
         yield bucket
-    _filesystem.cache_clear()
+    open_files.cache_clear()

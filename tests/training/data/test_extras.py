@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tpukit.errors import MissingExtraError
+from tpukit.runtime.object_store import open_files
 from tpukit.training.data import load_tokenizer, open_data, open_tokens
 from tpukit.training.data.documents import read_documents
-from tpukit.training.data.remote import _filesystem
 
 
 def draw(_):
@@ -19,7 +19,7 @@ def draw(_):
 
 
 def open_bucket(_):
-    _filesystem.cache_clear()
+    open_files.cache_clear()
     open_tokens("gs://bucket/data")
 
 

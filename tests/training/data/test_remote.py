@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError, TPUValidationError
+from tpukit.runtime import object_store
 from tpukit.training.data import open_data, open_tokens, prepare_tokens
 
 TOKENS = np.random.default_rng(0).integers(0, 500, 5000).astype(np.uint16)
@@ -100,13 +101,11 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(both):
 
 
 def test_without_a_network_nobody_waits(monkeypatch):
-    from tpukit.training.data import remote
-
     def not_found(*_):
         raise socket.gaierror(-2, "Name or service not known")
 
-    remote._filesystem.cache_clear()
+    object_store.open_files.cache_clear()
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
-    monkeypatch.setattr(remote.socket, "getaddrinfo", not_found)
-    with pytest.raises(TPUValidationError, match=r"is not found .*copy the data to this machine"):
+    monkeypatch.setattr(object_store.socket, "getaddrinfo", not_found)
+    with pytest.raises(TPUValidationError, match=r"is not found .*use a path on this machine"):
         open_tokens("gs://bucket/tokens.npy")

@@ -1,22 +1,18 @@
 """Files in a bucket: listing, reading ranges, downloading."""
 
-import logging
-import os
 import re
-import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import ConfigError, MissingExtraError, TPUValidationError
+from ...errors import ConfigError, TPUValidationError
+from ...runtime.object_store import open_files
 from .token_store import HEAD_BYTES, read_layout
 
-_HOST = "storage.googleapis.com"
 _SCHEME = re.compile(r"(gs|gcs):/+")
 
 
@@ -120,37 +116,10 @@ def list_remote(url: str) -> tuple[RemoteFile, ...]:
     )
 
 
-@lru_cache(maxsize=1)
-def _filesystem() -> Any:
-    try:
-        # gcsfs's own class, because the registered one calls another API for every bucket.
-        from gcsfs.core import GCSFileSystem
-    except ImportError:
-        raise MissingExtraError("data", needed_for="gs:// paths", module="gcsfs") from None
-    _refuse_without_network()
-    logger = logging.getLogger("gcsfs")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.CRITICAL)  # it logs a traceback of every error it raises
-    return GCSFileSystem(use_listings_cache=False)
-
-
-def _refuse_without_network() -> None:
-    """Raise at once without a network, because gcsfs would retry for a minute."""
-    if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN"):
-        return
-    try:
-        socket.getaddrinfo(_HOST, 443)
-    except OSError as error:
-        raise TPUValidationError(
-            f"gs:// paths cannot be read from here: {_HOST} is not found ({error.strerror}). Check "
-            "the network, or copy the data to this machine."
-        ) from None
-
-
 @contextmanager
 def _open_bucket(url: str) -> Generator[Any]:
     """Yield the bucket's file system, and turn its errors into tpukit's."""
-    bucket = _filesystem()
+    bucket = open_files("gs")
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
 
