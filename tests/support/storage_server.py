@@ -5,11 +5,13 @@ Two documented parts of the API are missing in the emulator and added here aroun
 and the header `x-goog-generation` of a download, which TensorStore sends back as that condition.
 """
 
+import json
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from http import HTTPStatus
+from urllib.request import Request, urlopen
 
 BUCKET = "bucket"
 READ_ONLY = "read-only"
@@ -92,6 +94,14 @@ def _serve(has_conditions):
         _add_generations()
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     server.start()
+    made = json.dumps({"name": READ_ONLY}).encode()
+    urlopen(
+        Request(
+            f"http://127.0.0.1:{server._api._httpd.server_port}/storage/v1/b?project=test",
+            data=made,
+            headers={"Content-Type": "application/json"},
+        )
+    ).close()
     sys.stdout.write(f"{server._api._httpd.server_port}\n")
     sys.stdout.flush()
     sys.stdin.read()

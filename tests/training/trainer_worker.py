@@ -27,7 +27,7 @@ class Slow:
         pass
 
     def on_record(self, record):
-        time.sleep(0.02)
+        time.sleep(float(os.environ.get("SLOW_S", "0.02")))
 
     def on_end(self, result):
         pass
@@ -108,7 +108,7 @@ def main():
         )
         result = trainer.train(tokens, int(steps), batch_size=8, sequence_length=16)
         sys.stdout.write(f"{result.stopped} {result.steps} {sorted(result.failed_saves)}\n")
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and "://" not in run_dir:
             kept = sorted(int(path.name) for path in Path(run_dir, "checkpoints").glob("[0-9]*"))
             sys.stdout.write(f"kept {kept}\n{Path(run_dir, 'metrics.jsonl').read_text()}")
             sys.stdout.write(Path(run_dir, "train.log").read_text())

@@ -1,6 +1,5 @@
 """`tpukit dashboard`: runs, chips, pods, plans and checks in a browser, on this machine."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +9,10 @@ from ..runtime.ranges import Range
 from .values import within
 
 Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(help="Folder with runs, plans and checks. [default: the current folder]"),
+    list[str] | None,
+    typer.Argument(
+        help="Folder or gs://… address with runs, plans and checks. [default: the current folder]"
+    ),
 ]
 Port = Annotated[
     int,
@@ -46,9 +47,10 @@ def dashboard(
 ) -> None:
     """Show runs, chips, pods, plans and checks in a browser until Ctrl-C; works offline."""
     from ..observe.dashboard.serving import serve
+    from ..records.mirror import readable
 
     serve(
-        folders or [Path()],
+        [readable(folder) for folder in folders or ["."]],
         host=host,
         port=port,
         token=token,

@@ -175,15 +175,28 @@ def forget_pod(name: Run, json: options.Json = False) -> None:
 
 @app.command("logs")
 def show_logs(
-    name: Run,
+    name: Annotated[
+        str, typer.Argument(help="Name of a run or a pod, or a run directory, also gs://….")
+    ],
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Follow the log until the run ends.")
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Show the output of a run, each line with its host; Ctrl-C does not stop the run."""
+    """Show the output of a run, each line with its host; Ctrl-C does not stop the run.
+
+    A run directory, also gs://…, shows the log that training wrote there.
+    """
     import json as json_module
 
+    from ..observe.runs.run import Run as WrittenRun
+    from ..observe.runs.run import is_run
+    from ..runtime.object_store import is_address
+
+    if is_address(name) or is_run(Path(name)):
+        for line in WrittenRun(name).log(follow=follow):
+            typer.echo(json_module.dumps({"text": line}) if json else line)
+        return
     from ..pods.launching.background import BackgroundRun
     from ..pods.store import Store
     from .launch import watching

@@ -13,9 +13,10 @@ from .values import output_file
 
 def profile(
     recording: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A run directory, or a folder or file written by TPUProfiler or jax.profiler."
+            help="A run directory (also gs://…), or a folder or file written by TPUProfiler or "
+            "jax.profiler."
         ),
     ],
     predicted: Annotated[
@@ -33,11 +34,13 @@ def profile(
     from ..observe.profiling.page import write_page
     from ..observe.profiling.profile import read_newest
     from ..observe.profiling.steps import predicted_step
+    from ..records.mirror import readable
 
-    if predicted is None and (recording / CHECK_FILE).is_file():
-        predicted = recording / CHECK_FILE
+    folder = readable(recording, traces=True)
+    if predicted is None and (folder / CHECK_FILE).is_file():
+        predicted = folder / CHECK_FILE
     step = None if predicted is None else predicted_step(predicted)
-    found = read_newest(recording)
+    found = read_newest(folder)
     show(found.analysis, json=json)
     if html is not None:
         written = write_page([found], step, html)

@@ -13,9 +13,10 @@ from .values import within
 
 def top(
     run: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            help="A run directory, or a folder of run directories. [default: the newest in runs/]"
+            help="A run directory, or a folder of run directories, also gs://…. [default: the "
+            "newest in runs/]"
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,

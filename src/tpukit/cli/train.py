@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,15 +11,17 @@ import typer
 from ..exit_codes import ExitCode
 from ..runtime.ranges import INDEX, SCALE, SEED
 from . import job_options as options
-from .values import output_folder, within
+from .values import run_folder, within
 
 if TYPE_CHECKING:
     from ..job.job import Job
     from ..records.hooks import TrainingHook
 
 RunDir = Annotated[
-    Path | None,
-    typer.Option(help="Run directory; an existing run is resumed.", callback=output_folder),
+    str | None,
+    typer.Option(
+        help="Run directory or address (gs://…); an existing run is resumed.", callback=run_folder
+    ),
 ]
 EvalData = Annotated[str | None, typer.Option(help="Data for the evaluation loss.")]
 Tokenizer = Annotated[
@@ -76,7 +77,7 @@ def train(
         called,
         train__data=data,
         train__steps=steps,
-        train__run_dir=None if run_dir is None else str(run_dir),
+        train__run_dir=run_dir,
         train__eval_data=eval_data,
         train__tokenizer=tokenizer,
         train__learning_rate=learning_rate,

@@ -5,6 +5,7 @@ every number and path of the command line has one.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -41,6 +42,17 @@ def output_folder(param: typer.CallbackParam, value: Value) -> Value:
 
     for path in _each(value):
         try_output_folder(path)
+    return value
+
+
+def run_folder(param: typer.CallbackParam, value: Value) -> Value:
+    """Accept an address, which a run tries itself, or a path as `output_folder` does."""
+    from ..runtime.files import try_output_folder
+    from ..runtime.object_store import is_address
+
+    for path in _each(value):
+        if not is_address(path):
+            try_output_folder(Path(path))
     return value
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from ..models.lora.spec import DEFAULT_TARGETS, LoraSpec
+from ..runtime.object_store import check_address
 from ..step.optimizer_spec import (
     DEFAULT_LEARNING_RATE,
     NO_DECAY,
@@ -42,13 +43,8 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def _local_path(value: Any) -> Any:
-    if isinstance(value, str) and _ADDRESS.match(value):
-        raise ValueError(
-            "expected a local path, because metrics are appended there. For checkpoints in a "
-            "bucket, set checkpoint_dir to its gs:// address"
-        )
-    return value
+def _path_or_address(value: Any) -> Any:
+    return check_address(value) if isinstance(value, str) else value
 
 
 def _path_or_bucket(value: Any) -> Any:
@@ -57,7 +53,7 @@ def _path_or_bucket(value: Any) -> Any:
     return value
 
 
-LocalPath = Annotated[str, BeforeValidator(_local_path)]
+PathOrAddress = Annotated[str, BeforeValidator(_path_or_address)]
 PathOrBucket = Annotated[str, BeforeValidator(_path_or_bucket)]
 
 
@@ -179,7 +175,9 @@ class Reliability(Section):
 class Reporting(Section):
     """Run folder, metrics and hooks."""
 
-    run_dir: LocalPath | None = Field(default=None, description="runs/MODEL-TIME by default")
+    run_dir: PathOrAddress | None = Field(
+        default=None, description="a folder, or gs://…; runs/MODEL-TIME by default"
+    )
     log_every: Count = Field(default=1, description="steps between two lines of metrics")
     eval_every: Index = Field(default=0, description="steps; 0: only at the end")
     eval_batches: Count = Field(default=16, description="batches of an evaluation")

@@ -21,6 +21,7 @@ from ..plain_data import JsonMapping, JsonObject, read_json
 from ..runtime.files import write_bytes
 from .events import ATTEMPT_STARTED, read_events
 from .lines import AppendedLines, is_number, iter_records, parse_lines, read_end
+from .mirror import address_of, readable
 from .names import EVENTS_FILE, IDENTITY_FILE, METRICS_FILE, NOT_FINITE, STEP, STEP_TIME
 
 
@@ -64,16 +65,16 @@ class MetricsFile:
 
 
 def read_metrics(path: str | Path) -> list[JsonObject]:
-    """Return the records of a metrics file, or of the run directory that contains one.
+    """Return the records of a metrics file, or of the run directory or address that has one.
 
     Raises:
         TPUValidationError: The file does not exist.
     """
-    file = Path(path)
+    file = readable(path)
     file = file / METRICS_FILE if file.is_dir() else file
     if not file.is_file():
         raise TPUValidationError(
-            f"{file} does not exist; name a run directory or its {METRICS_FILE}."
+            f"{address_of(file)} does not exist; name a run directory or its {METRICS_FILE}."
         )
     return [record for _, record in _read(file)]
 

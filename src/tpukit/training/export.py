@@ -28,6 +28,7 @@ from ..models.lora.spec import LoraSpec
 from ..models.stored.parameter import is_stored
 from ..models.stored.running import dense_parameters
 from ..parallel.sharding.trees import join_path
+from ..records.mirror import address_of
 from ..runtime.files import finish_folder, folder_beside, new_folder, write_text
 from ..shown import Shown
 from ..step.host_memory import EXPORT_FILE_BYTES
@@ -37,6 +38,7 @@ from .data.tokenizer import TOKENIZER, keep_tokenizer, load_tokenizer, text_ends
 from .run_directory import read_run
 from .trained_model import (
     TrainedModel,
+    checkpoints_of,
     existing_path,
     find_run,
     load_trained,
@@ -230,7 +232,7 @@ def _is_quantized(model: TrainedModel) -> bool:
 def _export_own(run: Path, target: Path, step: int | None) -> Export:
     """Write a user's own model in the files of its framework."""
     about, record = read_run(run), read_model_record(run)
-    folder = about["settings"].get("checkpoint_dir") or run / "checkpoints"
+    folder = about["settings"].get("checkpoint_dir") or checkpoints_of(run)
     with TPUCheckpointer(folder) as checkpointer, folder_beside(target) as made:
         saved = checkpointer.open(step)
         state: dict[str, Any] = {}
@@ -241,11 +243,11 @@ def _export_own(run: Path, target: Path, step: int | None) -> Export:
             arrays = _merged(arrays, LoraSpec.from_dict(spec))
         opened_by = record.write(arrays, made)
         keep_tokenizer(_run_tokenizer(run, about), made)
-        (made / "README.md").write_text(_read_me(record, opened_by, run, saved.step))
+        (made / "README.md").write_text(_read_me(record, opened_by, address_of(run), saved.step))
         finish_folder(made, target)
     count = sum(int(np.prod(array.shape)) for array in arrays.params.values())
     return replace(
-        _written(target, str(run), saved.step, count),
+        _written(target, address_of(run), saved.step, count),
         framework=record.framework_name,
         needs=record.needs,
         opened_by=opened_by,
@@ -271,7 +273,7 @@ def _run_tokenizer(run: Path, about: Mapping[str, Any]) -> str | None:
     return str(kept) if kept.is_file() else about["settings"].get("tokenizer")
 
 
-def _read_me(record: ModelRecord, opened_by: str, run: Path, step: int) -> str:
+def _read_me(record: ModelRecord, opened_by: str, run: str, step: int) -> str:
     return (
         f"# {record.code}\n\n"
         f"A {record.framework_name} model, from step {step} of the run {run}.\n\n"
@@ -302,7 +304,7 @@ def _export_adapters(source: str | Path, target: Path, step: int | None) -> Expo
         write_peft(saved.params, about.lora, about.config, made, base=base)
         finish_folder(made, target)
     count = sum(leaf.size for leaf in jax.tree.leaves(saved.params))
-    return _written(target, str(run), saved.step, count)
+    return _written(target, address_of(run), saved.step, count)
 
 
 def _written(target: Path, source: str, step: int | None, parameters: int) -> Export:
@@ -331,7 +333,7 @@ def _opened(source: str | Path, step: int | None) -> Generator[TrainedModel]:
         yield TrainedModel(
             config=config,
             params=saved.arrays,
-            source=str(run),
+            source=address_of(run),
             step=saved.step,
             tokenizer=tokenizer,
             generation=read_generation_config(run),

@@ -157,6 +157,7 @@ class TrainingLoop:
             )
             if self.watchdog is not None:
                 self.watchdog.beat()
+            self.session.directory.check_owned()
             if jax.process_index() == 0:
                 report_step(done.step, values["loss"])
             self.losses[done.step], self.step_times_s[done.step] = values["loss"], step_s

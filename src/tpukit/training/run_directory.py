@@ -1,5 +1,6 @@
-"""A run's folder: identity, metrics, log and checkpoints of exactly one run."""
+"""A run's folder or address: identity, metrics, log and checkpoints of exactly one run."""
 
+import contextlib
 import json
 import logging
 import os
@@ -14,12 +15,27 @@ import jax
 from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
 from ..plain_data import read_json
-from ..records.names import EVENTS_FILE, IDENTITY_FILE, LOG_FILE, METRICS_FILE
-from ..runtime.files import PASSING_ERRORS, open_private, private_folder, write_text
+from ..records.lease import LEASES
+from ..records.mirror import is_small
+from ..records.names import (
+    CHECKPOINTS_FOLDER,
+    EVENTS_FILE,
+    IDENTITY_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+)
+from ..runtime.files import (
+    PASSING_ERRORS,
+    open_private,
+    private_folder,
+    write_text,
+)
 from ..runtime.logs import ROOT, TextFormatter
+from ..runtime.object_store import is_address
 from ..runtime.writer_lock import WriterLock
 from ..step.parts import TrainState
 from .checkpoint.agreement import raise_together
+from .stored_run import StoredRun
 
 FORMAT = 1
 PLACEMENT = "placement.txt"
@@ -29,6 +45,9 @@ ENDING_S = 60.0
 
 class RunDirectory:
     """The folder of one run. Process 0 writes it; each process writes its part of `hosts/`.
+
+    A run whose directory is an address (gs://bucket/run) is written to a local folder, which a
+    thread sends to the address (`records.upload`). Its lock is a lease (`records.lease`).
 
     | file | content |
     |---|---|
@@ -40,17 +59,35 @@ class RunDirectory:
     | `train.log` | messages with times, and every warning |
     | `checkpoints/` | unless `checkpoint_dir` is another folder |
 
+    Args:
+        path: A local folder, or an address of an object store.
+
     Attributes:
+        path: The local folder that files are written to.
+        checkpoints: The folder or address of the checkpoints, unless `checkpoint_dir` is set.
         changes: How the recipe differs from that of the run that is resumed.
+
+    Raises:
+        MissingExtraError: The package for gs:// is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self._stack = contextlib.ExitStack()
+        self._store: StoredRun | None = None
+        if is_address(path):
+            self._store = StoredRun(str(path), self._stack)
+            self.path = self._store.folder
+            self.checkpoints: Path | str = f"{self._store.store.address}/{CHECKPOINTS_FOLDER}"
+        else:
+            self.path = Path(path)
+            self.checkpoints = self.path / CHECKPOINTS_FOLDER
         self.metrics = self.path / METRICS_FILE
-        self.checkpoints = self.path / "checkpoints"
         self.changes: tuple[str, ...] = ()
         self._handler: _RunLog | None = None
         self._lock: WriterLock | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self._store is None else self._store.store.address
 
     def open(
         self,
@@ -72,20 +109,24 @@ class RunDirectory:
             TPUStorageError: A folder that was used before cannot be written now.
         """
         problem: TPUError | None = None
-        if jax.process_index() == 0:
-            try:
+        try:
+            if jax.process_index() == 0:
                 self._open(*map(_plain, (identity, recipe, settings)))
-            except OSError as error:
-                problem = self._unusable(error)
-            except (TPUValidationError, TPUStorageError) as error:
-                problem = error
+            elif self._store is not None:
+                self._store.open_host(jax.process_index())
+        except OSError as error:
+            problem = self._unusable(error)
+        except (TPUValidationError, TPUStorageError) as error:
+            problem = error
         if problem is not None:
             self.close()
         raise_together(
             problem,
-            elsewhere=f"Process 0 refused the run directory {self.path}; its error says why.",
+            elsewhere=f"Another process refused the run directory {self}; its error says why.",
             refusal=TPUValidationError,
         )
+        if self._store is not None:
+            self._store.start()
 
     def refuse_other(self, identity: Mapping[str, Any], *, recipe: Mapping[str, Any]) -> bool:
         """Return whether the folder is of another run that never took a step; write nothing.
@@ -93,17 +134,36 @@ class RunDirectory:
         Raises:
             TPUValidationError: The folder belongs to another run, or is not a run's folder.
         """
+        if self._store is not None:
+            self._store.pull(is_small)
         file = self.path / IDENTITY_FILE
         if file.is_file():
             return self._differs(_plain(identity), _plain(recipe), _read(file))
-        if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
-            raise TPUValidationError(
-                f"{self.path} contains files but no run ({IDENTITY_FILE} is missing); give the run "
-                "its own folder."
-            )
         if self.path.exists() and not self.path.is_dir():
             raise TPUValidationError(f"{self.path} is a file; give the run its own folder.")
+        if any(name not in (LOCK, LEASES) for name in self._names()):
+            raise TPUValidationError(
+                f"{self} contains files but no run ({IDENTITY_FILE} is missing); give the run its "
+                "own folder."
+            )
         return False
+
+    def check_owned(self) -> None:
+        """Raise if another process took over the run; a local lock cannot be lost.
+
+        Raises:
+            TPUValidationError: Another process writes the run.
+        """
+        if self._store is not None and self._store.is_lost:
+            raise TPUValidationError(
+                f"Another process took the lease of {self}, because this one did not renew it in "
+                "time; this process ends, and the other one goes on."
+            )
+
+    def flush(self) -> None:
+        """Send all lines to the address now, as far as the store takes them."""
+        if self._store is not None:
+            self._store.flush()
 
     def log(self, message: str) -> None:
         """Add a line to train.log."""
@@ -114,11 +174,12 @@ class RunDirectory:
             self._handler.write(record)
 
     def close(self) -> None:
-        """Stop logging to the folder, and release its lock."""
+        """Stop logging to the folder, send its last lines, and release its lock."""
         if self._handler is not None:
             logging.getLogger(ROOT).removeHandler(self._handler)
             self._handler.close()
             self._handler = None
+        self._stack.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -128,8 +189,9 @@ class RunDirectory:
     ) -> None:
         file = self.path / IDENTITY_FILE
         self.refuse_other(identity, recipe=recipe)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        private_folder(self.path)
+        if self._store is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
         self._lock_folder()
         # Again, now that no other process can change the folder.
         if self.refuse_other(identity, recipe=recipe):
@@ -148,19 +210,20 @@ class RunDirectory:
 
     def _lock_folder(self) -> None:
         """Become the only process that writes here, before any change."""
-        lock = WriterLock(self.path / LOCK)
         # The process of the previous attempt may still be ending, on a host that was given up.
         is_restart = int(os.environ.get("TPUKIT_ATTEMPT") or 0) > 1
-        lock.take(
-            wait_s=ENDING_S if is_restart else 0.0,
-            what=f"The run directory {self.path}",
-            instead="end that run, or choose another run_dir. Nothing was changed.",
-        )
+        wait_s = ENDING_S if is_restart else 0.0
+        instead = "end that run, or choose another run_dir. Nothing was changed."
+        if self._store is not None:
+            self._store.lease.take(wait_s=wait_s, instead=instead)
+            return
+        lock = WriterLock(self.path / LOCK)
+        lock.take(wait_s=wait_s, what=f"The run directory {self.path}", instead=instead)
         self._lock = lock
 
     def _unusable(self, error: OSError) -> TPUError:
         """Return the error to raise; only storage that worked before may work again."""
-        message = f"the run directory {self.path} cannot be written ({error.strerror or error})"
+        message = f"the run directory {self} cannot be written ({error.strerror or error})"
         if (self.path / LOCK).exists() or error.errno in PASSING_ERRORS:
             return TPUStorageError(f"{message}; free space or fix the storage, and start again.")
         return TPUValidationError(f"{message}; choose another.")
@@ -174,16 +237,21 @@ class RunDirectory:
             self.changes = tuple(_differences(written.get("recipe", {}), recipe))
             return False
         began = self.metrics.is_file() and self.metrics.stat().st_size
-        saved = self.checkpoints.is_dir() and any(
-            path.name.isdigit() for path in self.checkpoints.iterdir()
-        )
+        saved = any(name.isdigit() for name in self._names(CHECKPOINTS_FOLDER))
         if not began and not saved:
             return True
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(
-            f"{self.path} belongs to another run: {'; '.join(different[:3])}{more}. Choose another "
+            f"{self} belongs to another run: {'; '.join(different[:3])}{more}. Choose another "
             "run_dir, or use the settings in its run.json; nothing was changed."
         )
+
+    def _names(self, folder: str = "") -> list[str]:
+        """Return the names in the run directory, or in a folder of it."""
+        if self._store is not None:
+            return self._store.store.names(folder)
+        inside = self.path / folder
+        return [path.name for path in inside.iterdir()] if inside.is_dir() else []
 
 
 def read_run(path: str | Path) -> dict[str, Any]:

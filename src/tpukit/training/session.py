@@ -142,7 +142,7 @@ class Session:
                 state = prepared.work.init_on(prepared.mesh, key, params)
         if prepared.job.observe.log_device_placement and jax.process_index() == 0:
             placement = write_placement(state, self.directory.path)
-            self.notify(f"placement of each array: {placement}")
+            self.notify(f"placement of each array: {self.directory}/{placement.name}")
         loop = TrainingLoop(
             session=self,
             program=program,
@@ -177,7 +177,7 @@ class Session:
             losses=tuple(loop.losses.values()),
             step_times_s=tuple(loop.step_times_s.values()),
             stopped=stopped,
-            run_dir=str(self.directory.path),
+            run_dir=str(self.directory),
             checkpoint_path=None if saver is None else saver.newest_path,
             resumed_from=resumed_from,
             compile_s=program.compile_s,
@@ -217,7 +217,7 @@ class Session:
             return f"stopped after step {step} of {total}; no checkpoint was saved"
         return (
             f"stopped after step {step} of {total}, and saved it; run the same again with "
-            f"run_dir {self.directory.path} to go on"
+            f"run_dir {self.directory} to go on"
         )
 
     def _restore(
@@ -232,7 +232,7 @@ class Session:
                 source.restore(restored.data)
         if guard is not None and restored.guard:
             guard.restore(restored.guard)
-        self.notify(f"resumed from step {restored.step} of {self.directory.path}")
+        self.notify(f"resumed from step {restored.step} of {self.directory}")
         for change in self.directory.changes:
             self.notify(f"from here on: {change}")
         return restored.state, restored.step
@@ -312,7 +312,7 @@ class Session:
         file = self.directory.metrics
         if not first and file.is_file() and file.stat().st_size:
             self.notify(
-                f"{self.directory.path} has metrics but no checkpoint: beginning at step 1 again"
+                f"{self.directory} has metrics but no checkpoint: beginning at step 1 again"
             )
         metrics = MetricsFile(file, after_step=first)
         self._stack.callback(metrics.close)
@@ -322,7 +322,9 @@ class Session:
         timeout_s = self.settings.hang_timeout_s
         if timeout_s is None:
             return None
-        return self._stack.enter_context(HangWatchdog(timeout_s, directory=self.directory.path))
+        return self._stack.enter_context(
+            HangWatchdog(timeout_s, directory=self.directory.path, before_exit=self.directory.flush)
+        )
 
     def _end_hooks(self) -> None:
         for hook in self.hooks:

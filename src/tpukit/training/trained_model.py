@@ -27,7 +27,9 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
 from ..quantization.files.model_files import is_quantized_folder, load_quantized
 from ..quantization.uniform import rounded_base, saved_base
-from ..records.names import IDENTITY_FILE
+from ..records.mirror import address_of, readable
+from ..records.names import CHECKPOINTS_FOLDER, IDENTITY_FILE
+from ..runtime.object_store import is_address
 from ..step.workload import Workload
 from .checkpoint import Checkpoint, TPUCheckpointer
 from .data.tokenizer import BYTES, TOKENIZER
@@ -99,7 +101,7 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     return TrainedModel(
         config=config,
         params=params,
-        source=str(run),
+        source=address_of(run),
         step=saved.step,
         tokenizer=tokenizer,
         generation=read_generation_config(run),
@@ -169,11 +171,15 @@ def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedMode
 
 
 def existing_path(source: str | Path) -> Path:
-    """Return the path of a model.
+    """Return the local path of a model; of a run at an address, that of its copy.
 
     Raises:
         TPUValidationError: The path does not exist.
     """
+    if is_address(source):
+        run, _, rest = str(source).rstrip("/").partition(f"/{CHECKPOINTS_FOLDER}")
+        folder = readable(run)
+        return folder / CHECKPOINTS_FOLDER / rest.strip("/") if run != str(source) else folder
     path = Path(source).expanduser()
     if not os.path.exists(path):  # Path.exists() raises for a name that is too long
         siblings = [entry.name for entry in path.parent.glob("*")]
@@ -194,6 +200,11 @@ def find_run(path: Path) -> tuple[Path | None, int | None]:
     if path.name.isdigit() and (path.parent.parent / IDENTITY_FILE).is_file():
         return path.parent.parent, int(path.name)
     return None, None
+
+
+def checkpoints_of(run: Path) -> str:
+    """Return the folder or address of a run's checkpoints, unless `checkpoint_dir` is set."""
+    return f"{address_of(run)}/{CHECKPOINTS_FOLDER}"
 
 
 class SavedRun(NamedTuple):
@@ -220,7 +231,7 @@ def read_saved(run: Path) -> SavedRun:
             "framework."
         )
     config = TransformerConfig.from_dict(model)  # pyright: ignore[reportUnknownArgumentType]  JSON
-    folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"
+    folder: str | Path = settings.get("checkpoint_dir") or checkpoints_of(run)
     spec = about["identity"].get("lora")
     lora = None if spec is None else LoraSpec.from_dict(spec)
     tokenizer = settings.get("tokenizer")

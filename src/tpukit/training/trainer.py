@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class TPUTrainer:
             no effect on other devices.
         optimizer: A name, or an optax transformation; by default that of the settings.
         checkpoint_dir: Folder of the checkpoints, also gs://…; by default `run_dir/checkpoints`.
-        run_dir: The run's own folder; a new one under runs/ by default.
+        run_dir: The run's own folder, also gs://…; a new one under runs/ by default.
         settings: All other settings, as `TrainingSettings` or a mapping of its fields.
         dcn_mesh_shape: For several slices: the factor of each axis that runs across slices.
         strategy: How parameters are sharded; by default it follows from the axis names.
@@ -241,9 +242,8 @@ class TPUTrainer:
         prepared = self._prepare(None, None)
         self._make_hooks()
         if self.settings.run_dir is not None:
-            RunDirectory(self.settings.run_dir).refuse_other(
-                prepared.identity, recipe=prepared.recipe
-            )
+            with closing(RunDirectory(self.settings.run_dir)) as directory:
+                directory.refuse_other(prepared.identity, recipe=prepared.recipe)
         return prepared.headline
 
     def _total_steps(self, num_steps: int | None) -> int:

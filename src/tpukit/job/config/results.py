@@ -8,6 +8,7 @@ from typing import Any
 from ...hardware.missing import Measured, Missing, plain
 from ...plain_data import JsonObject
 from ...records.metrics import RunTailReader, current_measurements, newest_run
+from ...records.mirror import readable
 from ...records.names import METRICS_FILE, MFU, STEP, STEP_TIME
 from ...shown import Renderable, Shown
 
@@ -135,7 +136,7 @@ class RunFigures:
 def measured_figures(run_dir: str | Path | None = None) -> RunFigures:
     """Return the figures of a run: the one given, else the monitored one, else the newest."""
     if run_dir is not None:
-        return _of_run(Path(run_dir))
+        return _of_run(readable(run_dir))
     monitored = current_measurements() or {}
     mfu, samples = monitored.get(MFU), monitored.get("samples_per_s")
     if isinstance(mfu, float) or isinstance(samples, float):

@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -261,7 +260,7 @@ class TPUConfig(
                 figures.add(name, no_chip if figure is None else Missing(figure.reason), "")
             else:
                 figures.add(name, figure.value, "datasheet", figure.source)
-        run = measured_figures(None if run_dir is None else Path(run_dir))
+        run = measured_figures(None if run_dir is None else os.fspath(run_dir))
         if achieved_tflops is None:
             figures.add("utilization", run.utilization, "measured", run.source)
         else:

@@ -9,6 +9,7 @@ from ...hardware.figure import count_text, seconds_text
 from ...hardware.missing import Measured, Missing, plain
 from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...records.events import good_saves
+from ...records.mirror import address_of
 from ...records.names import IDENTITY_FILE, MFU, TOKENS_RATE
 from ...runtime.plain_files import read_plain
 from ..runs import Run, RunSummary
@@ -129,9 +130,9 @@ def _figures(summary: RunSummary) -> list[JsonObject]:
 
 
 def _from_here(path: Path) -> str:
-    """Return the path relative to the working directory, where it is inside."""
+    """Return the path relative to the working directory, where it is inside; or its address."""
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return str(path.relative_to(here)) if path.is_relative_to(here) else address_of(path)
 
 
 COMPARED = (

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...errors import MissingExtraError
+from ...errors import MissingExtraError, TPUValidationError
 from ...records.names import HOST_READINGS_FILE, HOSTS_FOLDER
+from ...runtime.object_store import is_address
 from ..readings import Reading
 
 EVERY_S, REPEAT_S = 10.0, 60.0
@@ -25,6 +26,9 @@ class JsonlExporter:
         every_s: Seconds between two written rounds; with one per second, the file would grow by 150
             MB per day.
         clock: A monotonic clock in seconds.
+
+    Raises:
+        TPUValidationError: `run_dir` is an address.
     """
 
     name = HOST_READINGS_FILE
@@ -37,6 +41,11 @@ class JsonlExporter:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if is_address(run_dir):
+            raise TPUValidationError(
+                f"expected a local folder for readings, but got {run_dir}; a monitor of "
+                "`tpukit train` sends them there with the run's other files."
+            )
         self.path = Path(run_dir) / HOSTS_FOLDER / str(process) / HOST_READINGS_FILE
         self._every_s, self._clock = every_s, clock
         self._kept_at: float | None = None

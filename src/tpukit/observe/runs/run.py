@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,13 @@ from ...errors import TPUValidationError, did_you_mean
 from ...records.attempts import RunAttempt, attempts_of, read_attempts
 from ...records.events import Event
 from ...records.lines import parse_lines
+from ...records.mirror import readable
 from ...records.names import (
     EVENTS_FILE,
     HOST_READINGS_FILE,
     HOSTS_FOLDER,
     IDENTITY_FILE,
+    LOG_FILE,
     METRICS_FILE,
     STEP,
     TIME,
@@ -31,6 +33,7 @@ from .series import PARSING, Axis, Numbers, RecordsTable, Series, make_series
 from .summary import RunSummary, summarise
 
 CLOCKS_APART_S = 5.0
+LOG_POLL_S = 1.0
 # Bytes read of all hosts' newest records to find stragglers; with many hosts, fewer per host.
 STEP_BYTES, READING_BYTES = 2 << 20, 1 << 20
 
@@ -39,17 +42,17 @@ class Run:
     """One run directory; every call reads the lines added since the last. Threads may share it.
 
     Args:
-        path: The folder that `tpukit train` wrote or is writing.
+        path: The folder or address that `tpukit train` wrote or is writing.
 
     Raises:
         TPUValidationError: It is no run directory.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = readable(path)
         if not is_run(self.path):
             raise TPUValidationError(
-                f"{self.path} is no run directory ({IDENTITY_FILE} is missing); name the folder "
+                f"{path} is no run directory ({IDENTITY_FILE} is missing); name the folder "
                 "that `tpukit train --run-dir` wrote."
             )
         self.name = self.path.resolve().name
@@ -141,6 +144,22 @@ class Run:
                     event = Event.from_dict(record) if record else None
                     self._events += [event] if event else []
             return tuple(self._events)
+
+    def log(self, *, follow: bool = False) -> Iterator[str]:
+        """Yield the lines of the run's log.
+
+        Args:
+            follow: Whether to wait for more lines while the run is running.
+        """
+        file = GrowingFile(self.path / LOG_FILE, inside=self.path)
+        while True:
+            is_running = follow and self.summary().state == "running"
+            for piece in file.poll():
+                for line in piece.lines:
+                    yield line.decode(errors="replace")
+            if not is_running:
+                return
+            time.sleep(LOG_POLL_S)
 
     def attempts(self) -> list[RunAttempt]:
         """Return the attempts, an unfinished one up to its newest step."""
@@ -235,7 +254,7 @@ def is_run(path: Path) -> bool:
 
 def find_runs(folder: str | Path) -> list[Run]:
     """Return the runs in a folder, the most recently written first; a run directory is one run."""
-    folder = Path(folder)
+    folder = readable(folder)
     if is_run(folder):
         return [Run(folder)]
     try:

@@ -15,6 +15,7 @@ from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...records.attempts import RunAttempt
 from ...records.events import Event, good_saves
 from ...records.lines import is_number, is_time, parse_lines, try_read_end
+from ...records.mirror import address_of
 from ...records.names import (
     EXAMPLES_RATE,
     IDENTITY_FILE,
@@ -159,7 +160,7 @@ def summarise(
     not_yet = Missing("no step has completed yet")
     return RunSummary(
         name=path.name,
-        path=str(path),
+        path=address_of(path),
         state=_state(last, last_seen, times, now),
         reason=(last.reason or "") if last else "",
         last_seen=last_seen,

@@ -10,6 +10,7 @@ from typing import Any
 from ...plain_data import JsonMapping
 from ...records.lines import is_number
 from ...records.metrics import RunTail, RunTailReader, newest_run
+from ...records.mirror import readable
 from ...records.names import CHECK_FILE, METRICS_FILE, NOT_FINITE, STEP, TIME
 from ..readings import RECORDED_AS, Reading, ReadingBuilder, Source
 
@@ -36,7 +37,7 @@ class TrainerSource(Source):
         process: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._given = None if run_dir is None else Path(run_dir)
+        self._given = None if run_dir is None else readable(run_dir)
         self._process, self._clock = process, clock
         self._reader: RunTailReader | None = None
         self._changed: tuple[tuple[int, int, int], float] | None = None
@@ -193,7 +194,7 @@ class OverheadSource(Source):
     name = "profile"
 
     def __init__(self, run_dir: str | Path | None = None, *, process: int = 0) -> None:
-        self._given = None if run_dir is None else Path(run_dir)
+        self._given = None if run_dir is None else readable(run_dir)
         self._process = process
         self._read: tuple[tuple[Path, int], float] | None = None
 

@@ -21,6 +21,7 @@ from ...hardware.figure import Figure
 from ...hardware.prices import public_prices
 from ...hardware.slice import Slice
 from ...runtime.interruption import undone_if_interrupted
+from ...runtime.object_store import is_address
 from ...runtime.versions import installed_versions
 from ..readings import Reading, Source
 from ..runs.host_readings import newest_readings, share_of
@@ -51,7 +52,8 @@ class Feed:
     """Makes snapshots.
 
     Args:
-        run: A run directory, or a folder whose newest run is shown; `runs/` by default.
+        run: A run directory, or a folder whose newest run is shown, also gs://…; by default
+            `runs/`.
         hosts: Run directories and addresses of Prometheus endpoints to read instead of this
             machine.
         recording: A readings.jsonl to replay instead of this machine.
@@ -63,7 +65,7 @@ class Feed:
 
     def __init__(
         self,
-        run: Path | None = None,
+        run: str | Path | None = None,
         *,
         hosts: Sequence[str] = (),
         recording: Path | None = None,
@@ -77,7 +79,7 @@ class Feed:
         self._runs: list[Run] = []
         self._recording = recording
         for host in hosts:
-            if is_run(Path(host)):
+            if is_address(host) or is_run(Path(host)):
                 self._runs.append(Run(host))
             elif Path(host).exists():
                 raise TPUValidationError(f"{host} is no run directory; name one, or host:port.")
@@ -226,8 +228,8 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _training_run(given: Path | None) -> Run | None:
-    if given is not None and not given.exists():
+def _training_run(given: str | Path | None) -> Run | None:
+    if given is not None and not is_address(given) and not Path(given).exists():
         raise TPUValidationError(
             f"{given} does not exist; name a run directory, or a folder of runs."
         )

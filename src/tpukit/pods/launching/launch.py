@@ -17,6 +17,7 @@ from ...job.job import Job
 from ...job.reading import read_job
 from ...runtime.calls import either_way
 from ...runtime.files import private_folder, temporary_folder
+from ...runtime.object_store import is_address
 from ...runtime.progress import Progress, silent
 from ...shown import Shown
 from ..allocation import check_request, wait_until_gone
@@ -436,8 +437,9 @@ def _with_paths(job: Job, run: str, *, is_local: bool) -> Job:
     """
     run_dir = job.train.run_dir or f"runs/{run}"
     changes = {"train.run_dir": run_dir}
-    if is_local:
+    if is_local and not is_address(run_dir):
         changes["train.run_dir"] = str(Path(run_dir).resolve())
+    if is_local:
         for key in ("data", "eval_data"):
             path = getattr(job.train, key)
             if path and "://" not in path and Path(path).exists():
@@ -451,8 +453,8 @@ def _notes(job: Job, provider: str) -> list[str]:
     if provider != "local" and "://" not in kept and not kept.startswith("/"):
         notes.append(
             f"checkpoints go to {kept} on each host's own disk, and are lost with the pod. Set "
-            "train.checkpoint_dir to a bucket (gs://…), or train.run_dir to the absolute path of a "
-            "disk that all hosts and the next pod mount."
+            "train.run_dir to a bucket (gs://…), or to the absolute path of a disk that all hosts "
+            "and the next pod mount."
         )
     if not job.train.checkpoint_every:
         notes.append(

@@ -58,7 +58,7 @@ class JobScaling:
         tell: Callable[[ScalingDecision], None] | None = None,
     ) -> None:
         self.config = config
-        self._scaler, self._run_dir, self._job = scaler, Path(run_dir), job
+        self._scaler, self._run_dir, self._job = scaler, run_dir, job
         self._steps, self._tell = steps, tell or (lambda decision: None)
         self._every_s = SECONDS.check("every_s", every_s)
         self._since = time.time()

@@ -263,5 +263,5 @@ def _bucket_files() -> Any:
         return fsspec.filesystem("gs")
     except ImportError as error:
         raise MissingExtraError(
-            "gcp", needed_for="A checkpoint in gs://", module="gcsfs"
+            "data", needed_for="A checkpoint in gs://", module="gcsfs"
         ) from error

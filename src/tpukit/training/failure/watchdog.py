@@ -44,6 +44,7 @@ class HangWatchdog:
             files.
         first_timeout_s: The longest time to the first beat, which includes compiling; by
             default `timeout_s`.
+        before_exit: Called before the process ends, unless Python itself is blocked.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class HangWatchdog:
         *,
         directory: str | os.PathLike[str] | None = None,
         first_timeout_s: float | None = None,
+        before_exit: Callable[[], None] | None = None,
     ) -> None:
         for name, value in (("timeout_s", timeout_s), ("first_timeout_s", first_timeout_s)):
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}; give a number of seconds above 0.")
         self._timeout_s = timeout_s
-        self._on_hang = on_hang
+        self._on_hang, self._before_exit = on_hang, before_exit
         # Not in the temporary folder itself, where another user could place a link of that name.
         folder = unguessable_folder() if directory is None else Path(directory)
         self._is_own_folder = directory is None
@@ -144,5 +146,7 @@ class HangWatchdog:
             self._stacks_path,
         )
         if self._on_hang is None:
+            if self._before_exit is not None:
+                self._before_exit()
             os._exit(ExitCode.HUNG)
         self._on_hang(self._stacks_path)
