@@ -25,8 +25,8 @@ from .hooks import FOLDER as PROFILE_FOLDER
 from .names import IDENTITY_FILE
 from .segments import (
     RECORDS,
+    FileSegment,
     FileVersion,
-    Segment,
     files_in,
     newest_version,
     object_name,
@@ -111,7 +111,7 @@ class RunMirror:
         return self._copied != before
 
     def _copy(
-        self, file: str, version: FileVersion, segments: list[Segment], *, modified: float
+        self, file: str, version: FileVersion, segments: list[FileSegment], *, modified: float
     ) -> None:
         path = self.folder / file
         known, size = self._copied.get(file, ("", 0))

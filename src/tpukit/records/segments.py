@@ -38,7 +38,7 @@ class FileVersion:
 
 
 @dataclass(frozen=True, order=True)
-class Segment:
+class FileSegment:
     """The bytes from `start` to `end` of a version of a file."""
 
     version: FileVersion
@@ -51,7 +51,7 @@ class Segment:
         return f"{self.version}-{self.start:012d}-{self.end:012d}"
 
     @classmethod
-    def parse(cls, name: str) -> "Segment | None":
+    def parse(cls, name: str) -> "FileSegment | None":
         """Read what `name` returned; None for anything else."""
         match = _NAME.fullmatch(name)
         if match is None:
@@ -60,29 +60,29 @@ class Segment:
         return cls(FileVersion(epoch, rewrite, base), start, end) if start <= end else None
 
 
-def object_name(file: str, segment: Segment) -> str:
+def object_name(file: str, segment: FileSegment) -> str:
     """Return the name of a segment's object, relative to the run's address."""
     return f"{RECORDS}/{file}/{segment.name}"
 
 
-def files_in(names: Iterable[str]) -> dict[str, list[Segment]]:
+def files_in(names: Iterable[str]) -> dict[str, list[FileSegment]]:
     """Return the segments among some object names, by the file that they belong to.
 
     Names that could lead out of a folder are left out: whoever may write to the bucket chose them.
     """
-    files: dict[str, list[Segment]] = {}
+    files: dict[str, list[FileSegment]] = {}
     for name in names:
         folder, *parts, last = name.split("/")
-        segment = Segment.parse(last)
+        segment = FileSegment.parse(last)
         is_safe = all(part and not part.startswith(".") and "\\" not in part for part in parts)
         if folder == RECORDS and parts and is_safe and segment is not None:
             files.setdefault("/".join(parts), []).append(segment)
     return files
 
 
-def newest_version(segments: Iterable[Segment]) -> tuple[FileVersion, list[Segment]] | None:
+def newest_version(segments: Iterable[FileSegment]) -> tuple[FileVersion, list[FileSegment]] | None:
     """Return the highest version that reaches its base, with its segments; None if none does."""
-    versions: dict[FileVersion, list[Segment]] = {}
+    versions: dict[FileVersion, list[FileSegment]] = {}
     for segment in segments:
         versions.setdefault(segment.version, []).append(segment)
     for version in sorted(versions, reverse=True):
@@ -91,14 +91,14 @@ def newest_version(segments: Iterable[Segment]) -> tuple[FileVersion, list[Segme
     return None
 
 
-def reach(segments: Sequence[Segment], position: int = 0) -> int:
+def reach(segments: Sequence[FileSegment], position: int = 0) -> int:
     """Return up to which byte some segments have every byte after `position`."""
     for segment in path_through(segments, position):
         position = segment.end
     return position
 
 
-def path_through(segments: Sequence[Segment], position: int) -> Iterator[Segment]:
+def path_through(segments: Sequence[FileSegment], position: int) -> Iterator[FileSegment]:
     """Yield segments that together have every byte after `position`, the longest ones first."""
     starting = sorted(segments, key=lambda segment: segment.start)
     at, best = 0, None

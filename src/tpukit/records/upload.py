@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import TPUError
 from ..runtime.object_store import ObjectStore
-from .segments import RECORDS, FileVersion, Segment, files_in, object_name
+from .segments import RECORDS, FileSegment, FileVersion, files_in, object_name
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def stamp_of(path: Path) -> Stamp:
 
 @dataclass(frozen=True)
 class _SentSegment:
-    segment: Segment
+    segment: FileSegment
     crc: int
     level: int = 0
 
@@ -171,7 +171,7 @@ class FolderUpload:
             self._clear_older(name, sent)
 
     def _put(self, name: str, sent: _SentFile, content: bytes) -> None:
-        segment = Segment(sent.version, sent.size, sent.size + len(content))
+        segment = FileSegment(sent.version, sent.size, sent.size + len(content))
         self._store.write(object_name(name, segment), content)
         sent.size = segment.end
         sent.before = (sent.before + content)[-COMPARED:]
@@ -195,7 +195,7 @@ class FolderUpload:
                         return  # the file was rewritten meanwhile
                     pieces.append(piece)
             content = b"".join(pieces)
-            merged = Segment(sent.version, first, end)
+            merged = FileSegment(sent.version, first, end)
             self._store.write(object_name(name, merged), content)
             sent.segments[-MERGED:] = [_SentSegment(merged, zlib.crc32(content), level + 1)]
             self._store.remove(object_name(name, part.segment) for part in last)
