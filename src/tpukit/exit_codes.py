@@ -59,6 +59,8 @@ class ExitCode(IntEnum):
     """The agent could not start the command: there is no such program, or it is not permitted."""
     STORAGE = 205
     """Checkpoints could not be written, or the run directory could not be used, for too long."""
+    SETUP_INTERRUPTED = 206
+    """A host could not make the job's Python environment, for example without a network."""
 
     @property
     def is_worth_restarting(self) -> bool:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ from typing import Any
 
 import asyncssh
 import psutil
+
+from .isolation import OWN_HOME, OWN_PATH, isolated
 
 LAST_TURNS = 8
 FIRST_ADDRESS = ipaddress.ip_address("127.64.0.1")
@@ -69,10 +71,12 @@ class EmulatedHosts:
 
     Args:
         folder: Where hosts have their homes, and where `ssh_config` is written.
+        shared: If given, hosts are isolated: they see the system's files and these folders, but
+            neither this Python nor its packages, and have a PATH, HOME and /tmp of their own.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, shared: Sequence[Path] | None = None) -> None:
+        self._folder, self._shared = folder, shared
         folder.mkdir(parents=True, exist_ok=True)
         # Every host listens, so a thousand of them need more than a process usually may have.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -161,10 +165,14 @@ class EmulatedHosts:
 
     async def _run_process(self, host: _Host, asked: asyncssh.SSHServerProcess[bytes]) -> None:
         """Run what a client asked for, by a shell as sshd does, until it ends."""
+        argv, environment = [SHELL, "-c", asked.command or "exit 0"], _environment(host)
+        if self._shared is not None:
+            argv = isolated(argv, home=host.folder, shared=self._shared)
+            environment = {**_own_environment(host), "PATH": OWN_PATH, "HOME": OWN_HOME}
         child = await asyncio.create_subprocess_exec(
-            *(SHELL, "-c", asked.command or "exit 0"),
+            *argv,
             cwd=host.folder,
-            env=_environment(host),
+            env=environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -260,10 +268,11 @@ def _environment(host: _Host) -> dict[str, str]:
     """Return what a login on the host has: not ours, except to find this Python."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**passed, **_own_environment(host), "PATH": path, "HOME": str(host.folder)}
+
+
+def _own_environment(host: _Host) -> dict[str, str]:
     return {
-        **passed,
-        "PATH": path,
-        "HOME": str(host.folder),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={host.devices}",
         # Nobody answers here where Google's machines ask about themselves.

@@ -344,6 +344,16 @@ class LaunchSettings(CloudSettings):
     setup: tuple[tuple[str, ...], ...] = Field(
         default=(), description="argument lists that run on each new host before the job"
     )
+    requirements: tuple[str, ...] = Field(
+        default=(),
+        description="packages that the job needs beside tpukit and what its files import, in the "
+        "versions installed here (gcp, gce, ssh)",
+    )
+    python: str | None = Field(
+        default=None,
+        description="Python of the hosts in which tpukit is installed, for example python3; None: "
+        "the environment of the launching machine is made there (gcp, gce, ssh)",
+    )
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
         description="variables of the job's processes; $NAME: its value on the launching machine",

@@ -63,6 +63,7 @@ class Cause(StrEnum):
     STORAGE = ("storage", Kind.INFRASTRUCTURE, "checkpoints could not be written or read")
     UNREACHABLE = ("unreachable", Kind.INFRASTRUCTURE, "a host could not be reached")
     DIRTY_HOST = ("dirty_host", Kind.INFRASTRUCTURE, "an earlier process still uses a host's TPU")
+    SETUP = ("setup", Kind.INFRASTRUCTURE, "a host could not make its Python environment")
     SUPERVISOR_LOST = ("supervisor_lost", Kind.INFRASTRUCTURE, "the supervisor ended")
 
     STOCKOUT = ("stockout", Kind.CAPACITY, "the zone has no capacity now")

@@ -30,11 +30,21 @@ _REMOVALS = 20
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
 Kept = Literal[
-    "compiles", "errors", "fetched", "flags", "products", "runs", "tokens", "toolchains", "xla"
+    "compiles",
+    "errors",
+    "fetched",
+    "flags",
+    "locks",
+    "products",
+    "runs",
+    "tokens",
+    "toolchains",
+    "xla",
 ]
 """What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
-registries of flags, timed products of cuBLAS, copies of runs in object stores, tokens made of text,
-environments of other versions of jax, and jax's own compilation cache."""
+registries of flags, locked requirements and the uv of hosts, timed matmuls of cuBLAS, copies of runs
+in object stores, tokens made of text, environments of other versions of jax, and jax's own
+compilation cache."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,10 +17,25 @@ import pytest
 
 from tpukit.exit_codes import ExitCode
 from tpukit.pods.worker import agent
-from tpukit.pods.worker.order import AGENT, Order, bootstrap, signal_line
+from tpukit.pods.worker.order import (
+    AGENT,
+    Order,
+    OrderFile,
+    bootstrap,
+    read_wanted,
+    signal_line,
+)
 
 
-def begin(order, *, bundle=b"", command=None):
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """A home of its own, where files are kept."""
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+def begin(order, *, command=None):
     _, _, text = bootstrap()
     process = subprocess.Popen(
         command or [sys.executable, "-c", text],
@@ -28,8 +44,14 @@ def begin(order, *, bundle=b"", command=None):
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    process.stdin.write(order.to_line() + bundle)
+    process.stdin.write(order.to_line())
     process.stdin.flush()
+    if order.files and not order.shares_files:
+        wanted = read_wanted(process.stderr.readline().decode())
+        for digest in wanted:
+            process.stdin.write(order.files[digest].path.read_bytes())
+        process.stdin.flush()
+        process.wanted = wanted
     return process
 
 
@@ -47,14 +69,13 @@ def python(text, **details):
     return Order(argv=(sys.executable, "-c", text), **details)
 
 
-def archive(**files):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
+def archive(path, **files):
+    with tarfile.open(path, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name.replace("__", "/"))
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
+    return OrderFile.of(path)
 
 
 def is_gone(pid):
@@ -83,13 +104,44 @@ def test_the_agent_imports_nothing_but_the_standard_library():
 
 def test_a_command_runs_in_its_folder_with_its_environment(tmp_path):
     said = "import os; print(os.getcwd(), os.environ['WORD'], open('data/text').read())"
-    bundle = archive(data__text=b"shipped")
-    order = python(
-        said, environment={"WORD": "secret"}, folder=str(tmp_path), bundle_bytes=len(bundle)
-    )
-    process = begin(order, bundle=bundle)
+    bundle = archive(tmp_path / "bundle.tar", data__text=b"shipped")
+    order = python(said, environment={"WORD": "secret"}, folder=str(tmp_path), bundle=bundle)
+    process = begin(order)
     assert "secret" not in " ".join(psutil.Process(process.pid).cmdline())
     assert end(process) == (0, f"{tmp_path} secret shipped\n", "")
+
+
+def test_a_file_that_a_host_has_is_not_sent_again(home, tmp_path):
+    bundle = archive(tmp_path / "bundle.tar", text=b"first")
+    order = python("print(open('text').read())", folder=str(tmp_path / "a"), bundle=bundle)
+    first = begin(order)
+    assert end(first)[1] == "first\n"
+    again = begin(replace(order, folder=str(tmp_path / "b")))
+    assert end(again)[1] == "first\n"
+    assert (first.wanted, again.wanted) == ([bundle.digest], [])
+    kept = home / ".cache" / "tpukit" / "files"
+    assert [path.name for path in kept.iterdir()] == [bundle.digest]
+    os.utime(kept / bundle.digest, (0, 0))  # unused since 1970
+    other = archive(tmp_path / "other.tar", text=b"second")
+    assert end(begin(replace(order, bundle=other)))[1] == "second\n"
+    assert [path.name for path in kept.iterdir()] == [other.digest]
+
+
+def test_a_file_that_changed_on_its_way_is_refused(home, tmp_path):
+    bundle = archive(tmp_path / "bundle.tar", text=b"first")
+    archive(tmp_path / "bundle.tar", text=b"other")
+    code, _, errors = end(begin(python("", folder=str(tmp_path), bundle=bundle)))
+    assert code == ExitCode.SETUP_FAILED
+    assert "arrived with digest" in errors
+    assert not list((home / ".cache" / "tpukit" / "files").iterdir())
+
+
+def test_a_host_that_shares_files_gets_none(home, tmp_path):
+    bundle = archive(tmp_path / "bundle.tar", text=b"first")
+    said = "print(open('text').read())"
+    order = python(said, folder=str(tmp_path / "in"), bundle=bundle, shares_files=True)
+    assert end(begin(order)) == (0, "first\n", "")
+    assert not list(home.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -111,9 +163,8 @@ def test_what_cannot_run_is_refused_with_a_reason(tmp_path):
         ExitCode.NOT_STARTED,
         "worker: no-such-program cannot be started: No such file or directory\n",
     )
-    escaping = archive(**{"..__outside": b""})
-    order = python("", folder=str(tmp_path / "in"), bundle_bytes=len(escaping))
-    code, _, errors = end(begin(order, bundle=escaping))
+    escaping = archive(tmp_path / "bundle.tar", **{"..__outside": b""})
+    code, _, errors = end(begin(python("", folder=str(tmp_path / "in"), bundle=escaping)))
     assert code == ExitCode.SETUP_FAILED
     assert "outside" in errors
     assert not (tmp_path / "outside").exists()
@@ -238,7 +289,6 @@ def test_a_spare_that_is_not_needed_ends_with_its_agent(tmp_path):
     process.stderr.close()
 
 
-def test_the_agent_s_folder_may_be_below_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_the_agent_s_folder_may_be_below_home(home):
     assert end(begin(python("open('here', 'w')", folder="~/jobs/one")))[0] == 0
-    assert Path(tmp_path / "jobs" / "one" / "here").is_file()
+    assert Path(home / "jobs" / "one" / "here").is_file()

@@ -1,6 +1,7 @@
 """A gang that tpukit starts itself: one process per host, started and ended together."""
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ from ...records.reporting import WANTED, read_report
 from ..causes import Cause, Ending
 from ..pod import Host
 from ..providers.protocol import Command, Ended, GangEvent, Line, StepCompleted
-from ..worker.order import Order, signal_line
+from ..worker.order import Order, OrderFile, read_wanted, signal_line
 from ..worker.spare import READY
 from .transport import Transport, WorkerProcess
 from .verdict import ECHOES, cause_of, judge
@@ -72,6 +73,7 @@ class Member:
 
     def __init__(self, rank: int, host: Host, process: WorkerProcess) -> None:
         self.rank, self.host, self.process = rank, host, process
+        self._offered: dict[str, OrderFile] = {}
         self.code: int | None = None
         self.last_words = ""
         self._outbox: deque[memoryview] = deque()
@@ -86,9 +88,24 @@ class Member:
         both = (self.process.stdout, self.process.stderr)
         return [stream for stream in both if stream is not None and not stream.closed]
 
-    def send(self, *parts: bytes) -> None:
+    def send(self, part: bytes | mmap.mmap) -> None:
         """Queue bytes to send."""
-        self._outbox.extend(memoryview(part) for part in parts if part)
+        self._outbox.append(memoryview(part))
+
+    def send_order(self, order: Order) -> None:
+        """Queue an order, and offer its files."""
+        self._offered = {} if order.shares_files else order.files
+        self.send(order.to_line())
+
+    def send_wanted(self, digests: Sequence[str]) -> bool:
+        """Queue the files that the worker asked for; it can ask only once, before its command."""
+        if not self._offered:
+            return False
+        for digest in digests:
+            with self._offered[digest].path.open("rb") as file:
+                self.send(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._offered = {}
+        return True
 
     @property
     def inbox(self) -> IO[bytes] | None:
@@ -185,7 +202,7 @@ class ProcessGang:
         self._failed_at: float | None = None
         self._stop_by: float | None = None
         self._seen_step = False
-        bundle = b"" if command.bundle is None else command.bundle.read_bytes()
+        bundle = None if command.bundle is None else OrderFile.of(command.bundle)
         coordinator = transport.coordinator(self._hosts)
         try:
             for rank, host in enumerate(self._hosts):
@@ -200,10 +217,12 @@ class ProcessGang:
                     self._hosts, member.rank, command, coordinator=coordinator, attempt=attempt
                 ),
                 folder=transport.folder(member.host),
-                bundle_bytes=len(bundle),
+                bundle=bundle,
+                python=command.python,
                 setup=command.setup,
+                shares_files=transport.shares_files,
             )
-            member.send(order.to_line(), bundle)
+            member.send_order(order)
             for stream in member.streams():
                 self._selector.register(stream, selectors.EVENT_READ, member)
         self._progressed_at = time.monotonic()
@@ -278,6 +297,9 @@ class ProcessGang:
                     self._selector.unregister(number)
 
     def _take(self, member: Member, text: str) -> None:
+        wanted = read_wanted(text)
+        if wanted is not None and member.send_wanted(wanted):
+            return
         report = read_report(text)
         if report is None:
             if text != READY:

@@ -80,7 +80,13 @@ class WorkerProcess(Protocol):
 
 
 class Transport(Protocol):
-    """Starts workers on hosts."""
+    """Starts workers on hosts.
+
+    Attributes:
+        shares_files: Whether hosts can open this machine's files.
+    """
+
+    shares_files: bool
 
     @property
     def unreachable_code(self) -> int | None:

@@ -21,6 +21,7 @@ _CAUSES: Mapping[int, Cause] = {
     ExitCode.PEER_LOST: Cause.PEER_LOST,
     ExitCode.STORAGE: Cause.STORAGE,
     ExitCode.DIRTY_HOST: Cause.DIRTY_HOST,
+    ExitCode.SETUP_INTERRUPTED: Cause.SETUP,
     SIGNALLED + signal.SIGKILL: Cause.KILLED,
     SIGNALLED + signal.SIGTERM: Cause.NOTICE,
     # jax's coordination client and Gloo end processes in these ways when a peer is gone.
@@ -30,8 +31,8 @@ _CAUSES: Mapping[int, Cause] = {
 }
 # From primary causes to those that follow from others.
 _ORDER = (
-    *(Cause.DIRTY_HOST, Cause.UNREACHABLE, Cause.KILLED, Cause.NOTICE, Cause.HUNG),
-    *(Cause.STORAGE, Cause.OUT_OF_MEMORY, Cause.BAD_INPUT, Cause.DIVERGED),
+    *(Cause.DIRTY_HOST, Cause.UNREACHABLE, Cause.SETUP, Cause.KILLED, Cause.NOTICE),
+    *(Cause.HUNG, Cause.STORAGE, Cause.OUT_OF_MEMORY, Cause.BAD_INPUT, Cause.DIVERGED),
     *(Cause.FAILED, Cause.ABORTED, Cause.PEER_LOST, Cause.DONE),
 )
 # Causes that may follow from another process's ending which is not known yet.

@@ -38,6 +38,7 @@ from ..supervision.policy import Policy, PreemptionHandler
 from ..supervision.supervisor import Outcome, Supervisor
 from ..supervision.zone_search import ending_of
 from .bundle import JOB_FILE, Bundle, make_bundle, modules_not_shipped
+from .environment import LockedEnvironment, lock_environment
 from .trial import refuse_untrainable
 
 
@@ -130,6 +131,7 @@ class Launch(Shown):
         name: Name of the run. Launching the same job under it again continues the run.
         bundle: Files for each host.
         notes: Remarks for the user.
+        packages: Python environment that is shipped; None where hosts have one.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Launch(Shown):
     bundle: Bundle
     notes: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    packages: LockedEnvironment | None = None
     preemption: PreemptionHandler = field(default_factory=PreemptionHandler)
 
     @property
@@ -240,11 +243,12 @@ class Launch(Shown):
 
     def _command(self) -> Command:
         launch = self.manager.settings
-        python = sys.executable if self._is_local else "python3"
+        python = sys.executable if self._is_local else launch.python or "python3"
         return Command(
             argv=(python, "-m", "tpukit", "train", JOB_FILE),
             environment=self.environment,
             bundle=self.folder / BUNDLE,
+            python=None if self.packages is None else self.packages.order(self.folder),
             setup=launch.setup,
         )
 
@@ -264,6 +268,7 @@ class Launch(Shown):
             "zones": list(self.config.zones),
             "tier": self.config.tier.value,
             "bundle": self.bundle.to_dict(),
+            "packages": None if self.packages is None else self.packages.packages,
             "notes": list(self.notes),
         }
 
@@ -327,6 +332,9 @@ def prepare_launch(
         variables = read_variables(read.launch.environment)
     held = manager.store.wanted.holds(manager.record, besides=run)
     check_request(config, manager.opened, manager.prices, held=held, progress=progress)
+    packages = None
+    if manager.opened.capabilities.has_bare_hosts and manager.settings.python is None:
+        packages = lock_environment(bundle, manager.settings.requirements, progress=progress)
     untried: list[str] = []
     if not is_checked:
         is_local = manager.opened.name == "local"
@@ -339,8 +347,8 @@ def prepare_launch(
     )
     for note in notes:
         progress(note)
-    progress(f"{run}: ships {bundle}")
-    return Launch(run, read, manager, config, bundle, notes, variables, handler)
+    progress(f"{run}: ships {bundle}" + ("" if packages is None else f", and {packages}"))
+    return Launch(run, read, manager, config, bundle, notes, variables, packages, handler)
 
 
 @either_way

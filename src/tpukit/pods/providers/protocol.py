@@ -18,6 +18,7 @@ from ..causes import Ending
 from ..config import PodConfig
 from ..limits import applies_to
 from ..pod import Host, Pod, Tier
+from ..worker.order import PythonOrder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Command:
         environment: Variables to set in addition to those that identify the process. Values may be
             secret, so they are not logged, and reach a host by standard input.
         bundle: A tar archive with the job's files, unpacked on each host.
+        python: Python environment to make on each host; None uses the host's own Python.
         setup: Argument lists to run once on each new host before the command.
         heartbeat_s: How long a process may be silent before it counts as lost.
         first_step_s: Time limit of the first step, which includes compilation.
@@ -38,6 +40,7 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     bundle: Path | None = None
+    python: PythonOrder | None = None
     setup: tuple[tuple[str, ...], ...] = ()
     heartbeat_s: int = 10
     first_step_s: float = 1800.0
@@ -113,6 +116,7 @@ class Capabilities:
             without a reason are offered.
         runs_gangs: Whether the provider places and restarts processes itself. Then they go on
             without a supervisor, and only their owner's request ends them.
+        has_bare_hosts: Whether hosts come without tpukit, so that its environment is shipped.
         zones: Zones with pods; empty accepts any zone.
         limits: Chips that the project was granted, by zone, type and tier, as the user states them;
             empty means no limit.
@@ -121,6 +125,7 @@ class Capabilities:
     generations: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     runs_gangs: bool = False
+    has_bare_hosts: bool = False
     zones: tuple[str, ...] = ()
     limits: tuple[ChipLimit, ...] = ()
 

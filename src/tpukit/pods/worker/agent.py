@@ -1,13 +1,15 @@
 """The agent of one host, which starts a job's process and never lets it outlive the order.
 
-It reads an order from standard input (format: `tpukit.pods.worker.order`), runs the command and
-exits with its exit code, or 128 + n if signal n ended it. When the input ends, the command's
-process group is killed at once, so nothing stays on a host after its supervisor or connection is
-gone.
+It reads an order from standard input (format: `tpukit.pods.worker.order`), asks for the files that
+this host does not have, runs the command and exits with its exit code, or 128 + n if signal n ended
+it. When the input ends, the command's process group is killed at once, so nothing stays on a host
+after its supervisor or connection is gone.
 
-ssh also runs this file on hosts without tpukit, so it needs only the standard library, and its text
-never depends on a job.
+ssh also runs this file on hosts without tpukit, so it needs only the standard library of
+Python 3.8, and its text never depends on a job.
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -17,10 +19,12 @@ import io
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import time
 from typing import Any
 
 DIRTY_HOST, SETUP_FAILED, NOT_STARTED = 202, 203, 204  # as in tpukit.exit_codes
@@ -28,6 +32,10 @@ SIGNALLED = 128
 LOCK = "/tmp/libtpu_lockfile"  # libtpu's lock file, which a killed process leaves behind
 DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 SETUP_MARK = ".tpukit-setup"
+ENVIRONMENT_MARK = ".tpukit-environment"
+WANTS = "@tpukit-wants "
+"""Begins the line that names the files to send, by digest."""
+UNUSED_S = 14 * 86400.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -118,11 +126,18 @@ def main(arguments: list[str]) -> int:
     running: list[subprocess.Popen[bytes]] = [] if spare is None else [spare]
     try:
         order = json.loads(inbox.next_line())
-        folder = prepare_folder(order, inbox)
         if order["environment"].get("JAX_PLATFORMS") != "cpu":
             remove_stale_lock()
             refuse_dirty_host()
+        files = receive_files(order, inbox)
+        folder = prepare_folder(order, files)
         environment = {**os.environ, **order["environment"]}
+        if order["python"] is not None:
+            running.append(start(environment_command(order, files, folder), folder, environment))
+            code = watch(running[-1], inbox, wakeups)
+            if code:  # it has written why
+                return code
+            environment = activated(environment, folder)
         for command in setup_to_do(order, folder):
             running.append(start(command, folder, environment))
             code = watch(running[-1], inbox, wakeups)
@@ -202,21 +217,108 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def prepare_folder(order: dict[str, Any], inbox: Inbox) -> str:
+def receive_files(order: dict[str, Any], inbox: Inbox) -> dict[str, str]:
+    """Return the paths of the order's files by digest; those that are missing here are asked for.
+
+    A file is kept below the user's home, so that it is sent to a host only once.
+    """
+    cache = os.path.join(os.path.expanduser(order["cache"]), "files")
+    paths = {file["digest"]: file["path"] for file in order["files"]}
+    sent = {file["digest"]: file["bytes"] for file in order["files"] if not file["path"]}
+    if not sent:
+        return paths
+    try:
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        remove_unused(cache)
+        paths.update({digest: os.path.join(cache, digest) for digest in sent})
+        missing = [digest for digest in sent if not is_kept(paths[digest])]
+        sys.stderr.write(f"{WANTS}{json.dumps(missing)}\n")
+        sys.stderr.flush()
+        for digest in missing:
+            inbox.begin_archive(sent[digest])
+            store(inbox, digest, paths[digest])
+    except OSError as error:
+        raise OrderRefused(SETUP_FAILED, f"files cannot be stored in {cache}: {error}") from None
+    return paths
+
+
+def is_kept(path: str) -> bool:
+    """Return whether a file is in the cache, and count this as a use of it."""
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
+
+
+def store(inbox: Inbox, digest: str, path: str) -> None:
+    """Write the next file of the input to its place once all of it has arrived unchanged."""
+    partial, seen = f"{path}.{os.getpid()}.partial", hashlib.sha256()
+    with open(partial, "wb") as file:
+        for part in iter(lambda: inbox.read(1 << 16), b""):
+            seen.update(part)
+            file.write(part)
+    if seen.hexdigest() != digest:
+        os.unlink(partial)
+        raise OrderRefused(SETUP_FAILED, f"a file arrived with digest {seen.hexdigest()}")
+    os.replace(partial, path)
+
+
+def remove_unused(cache: str) -> None:
+    """Remove files that no order has named for two weeks."""
+    for name in os.listdir(cache):
+        path = os.path.join(cache, name)
+        with contextlib.suppress(OSError):  # another agent may have removed it
+            if os.path.getmtime(path) < time.time() - UNUSED_S:
+                os.unlink(path)
+
+
+def prepare_folder(order: dict[str, Any], files: dict[str, str]) -> str:
     """Create the folder, and unpack the bundle in it."""
     folder = os.path.abspath(os.path.expanduser(order["folder"]))
     try:
         os.makedirs(folder, exist_ok=True)
-        if order["bundle_bytes"]:
-            inbox.begin_archive(order["bundle_bytes"])
-            with tarfile.open(fileobj=io.BufferedReader(inbox), mode="r|*") as archive:
-                # "data" refuses absolute names, devices, and links or names that lead out.
-                archive.extractall(folder, filter="data")
-            while inbox.read(1 << 16):
-                pass  # padding of the archive
-    except (OSError, tarfile.TarError, TypeError) as error:
+        if order["bundle"]:
+            with tarfile.open(files[order["bundle"]]) as archive:
+                for entry in archive:
+                    unpack(archive, entry, folder)
+    except (OSError, tarfile.TarError) as error:
         raise OrderRefused(SETUP_FAILED, f"the bundle cannot be unpacked: {error}") from None
     return folder
+
+
+def unpack(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: str) -> None:
+    """Write a file of the bundle; bundles contain only files inside their folder.
+
+    `extractall(filter="data")` would do, but Python has it only from 3.8.17 and 3.10.12.
+    """
+    path = os.path.normpath(os.path.join(folder, entry.name))
+    content = archive.extractfile(entry) if entry.isreg() else None
+    if content is None or not path.startswith(folder + os.sep):
+        raise OrderRefused(SETUP_FAILED, f"the bundle has {entry.name}, which is outside of it")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f"{path}.{os.getpid()}.partial"
+    with content, open(partial, "wb") as file:
+        shutil.copyfileobj(content, file)
+    os.chmod(partial, entry.mode & 0o777)
+    os.replace(partial, path)
+
+
+def environment_command(order: dict[str, Any], files: dict[str, str], folder: str) -> list[str]:
+    """Return the command that makes the job's Python environment."""
+    request = {**order["python"]["request"], "cache": order["cache"]}
+    for name in ("lock", "wheel", "uv"):
+        request[name] = files[request[name]]
+    request["result"] = os.path.join(folder, ENVIRONMENT_MARK)
+    return [sys.executable, "-c", order["python"]["source"], json.dumps(request)]
+
+
+def activated(environment: dict[str, str], folder: str) -> dict[str, str]:
+    """Return environment variables with the job's Python environment first in PATH."""
+    with open(os.path.join(folder, ENVIRONMENT_MARK), encoding="utf-8") as mark:
+        made = mark.read()
+    path = os.path.join(made, "bin") + os.pathsep + environment.get("PATH", os.defpath)
+    return {**environment, "VIRTUAL_ENV": made, "PATH": path}
 
 
 def setup_to_do(order: dict[str, Any], folder: str) -> list[list[str]]:

@@ -1,7 +1,6 @@
 """Provider ssh on emulated machines: the suite for all providers, and what is its own."""
 
 import contextlib
-import json
 import os
 import shlex
 import socket
@@ -20,7 +19,7 @@ from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import Host, PodState
 from tpukit.pods.providers.ssh.provider import SSHProvider
 from tpukit.pods.providers.ssh.transport import SSHTransport, own_key, split_address
-from tpukit.pods.worker.order import bootstrap
+from tpukit.pods.worker.order import Order, bootstrap
 from tpukit_emulators.hosts import EmulatedHosts
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
@@ -191,14 +190,12 @@ class TestTransport:
             f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
         )
 
-        order = {
-            "argv": ["python3", "-c", program, str(mark)],
-            "environment": {"JAX_PLATFORMS": "cpu"},
-            "folder": "~/tpukit/pod",
-            "bundle_bytes": 0,
-            "setup": [],
-        }
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        order = Order(
+            argv=("python3", "-c", program, str(mark)),
+            environment={"JAX_PLATFORMS": "cpu"},
+            folder="~/tpukit/pod",
+        )
+        process.stdin.write(order.to_line())
         process.stdin.flush()
         deadline = time.monotonic() + 30
         while not (mark.exists() and mark.read_text()):

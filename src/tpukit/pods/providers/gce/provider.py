@@ -178,6 +178,7 @@ class ComputeEngineProvider:
         )
         self.capabilities = Capabilities(
             generations=GENERATIONS,
+            has_bare_hosts=True,
             refused={
                 **older,
                 "enable_ip_alias": IP_ALIAS,

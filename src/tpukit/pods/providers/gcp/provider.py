@@ -210,6 +210,7 @@ class CloudTPUProvider:
         self._user = launch.ssh_user or DEFAULT_USER
         self.capabilities = Capabilities(
             generations=tuple(CONFIG_TYPES),
+            has_bare_hosts=True,
             refused={
                 **{
                     chip.name: NOT_THIS_API

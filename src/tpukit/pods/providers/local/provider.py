@@ -121,6 +121,7 @@ class LocalTransport:
         agents: Agents started so far.
     """
 
+    shares_files = True
     unreachable_code = None
 
     def __init__(self, files: Path | None, spares: SparePool | None) -> None:

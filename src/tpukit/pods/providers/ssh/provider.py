@@ -53,7 +53,7 @@ class SSHProvider:
                 f"launch.hosts names {sorted(doubled)[0]} twice; name each host once."
             )
         self._book = Book(state_folder() / "ssh-pods")
-        self.capabilities = Capabilities(zones=(ZONE,), refused=REFUSED)
+        self.capabilities = Capabilities(zones=(ZONE,), refused=REFUSED, has_bare_hosts=True)
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Request a pod: it is ready at once, or waits until other pods free their hosts."""

@@ -147,6 +147,7 @@ class SSHTransport:
         agents: The connections started so far.
     """
 
+    shares_files = False
     unreachable_code = 255
 
     def __init__(
