@@ -72,4 +72,5 @@ def test_each_meaning_has_the_documented_number():
         "SETUP_FAILED": 203,
         "NOT_STARTED": 204,
         "STORAGE": 205,
+        "SETUP_INTERRUPTED": 206,
     }
