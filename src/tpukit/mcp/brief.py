@@ -40,15 +40,25 @@ def _size(answer: object) -> int:
     return len(json.dumps(answer, indent=2, ensure_ascii=False, default=str))
 
 
-def _shortened(value: object) -> object:
+def _shortened(value: object, *, is_whole: bool = False) -> object:
     if isinstance(value, Mapping):
         held = cast("Mapping[str, object]", value)
-        if held.keys() >= _OF_A_FIGURE:
-            return {name: held[name] for name in _KEPT_OF_A_FIGURE if name in held}
-        return {name: one if name == _WHOLE else _shortened(one) for name, one in held.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_shortened(one) for one in cast("Sequence[object]", value)]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+        if held.keys() >= _OF_A_FIGURE and not is_whole:
+            held = {name: held[name] for name in _KEPT_OF_A_FIGURE if name in held}
+        return {
+            _encodable(name): _shortened(one, is_whole=is_whole or name == _WHOLE)
+            for name, one in held.items()
+        }
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, Sequence):
+        return [_shortened(one, is_whole=is_whole) for one in cast("Sequence[object]", value)]
+    return float(f"{value:.6g}") if isinstance(value, float) and not is_whole else value
+
+
+def _encodable(text: str) -> str:
+    """Return the text with "?" for halves of surrogate pairs, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _largest_list(value: object, path: str) -> tuple[str, list[Any]] | None:

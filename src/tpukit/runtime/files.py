@@ -42,8 +42,8 @@ Kept = Literal[
     "xla",
 ]
 """What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
-registries of flags, locked requirements and the uv of hosts, timed matmuls of cuBLAS, copies of runs
-in object stores, tokens made of text, environments of other versions of jax, and jax's own
+registries of flags, locked requirements and the uv of hosts, timed matmuls of cuBLAS, copies of
+runs in object stores, tokens made of text, environments of other versions of jax, and jax's own
 compilation cache."""
 
 

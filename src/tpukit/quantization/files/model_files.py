@@ -202,10 +202,12 @@ def _parameter(name: str, description: Any, arrays: Any, others: Any) -> Any:
         kind: tuple(map(int, description["axes"][kind])) for kind in ("stack", "inputs", "outputs")
     }
     axes = MatrixAxes(tuple(map(int, description["shape"])), **groups)
-    if sorted(axes.order) != list(range(len(axes.shape))) or axes.count != len(
-        description["parts"]
-    ):
-        count = len(description["parts"])
+    if sorted(axes.order) != list(range(len(axes.shape))):
+        raise ValueError(
+            f"{name} has the axes {axes.order}, expected each axis of {axes.shape} once"
+        )
+    count = len(description["parts"])
+    if axes.count != count:
         raise ValueError(f"{name} has {count} matrices, expected {axes.count} of {axes.shape}")
     parts = tuple(
         _part(f"{name}[{number}]", part_description, arrays, others)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...errors import TPUValidationError
 from ...plain_data import parse_json
@@ -38,6 +39,8 @@ class DataManifest:
     Attributes:
         answers_blake2b: Checksum of `answers.npy`, if only some tokens are learned.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # newer manifests have another version
 
     dtype: str
     num_tokens: int
@@ -79,8 +82,14 @@ def read_manifest(content: bytes, *, name: str) -> DataManifest:
                 f"{name} has version {version}, but this tpukit reads {VERSION}; prepare the data "
                 "again, or install the tpukit that wrote it."
             )
-        shards = tuple(ShardEntry(**entry) for entry in data.pop("shards"))
-        manifest = DataManifest(shards=shards, **data)
+        manifest = TypeAdapter(DataManifest).validate_python(data)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        where = ".".join(map(str, first["loc"]))
+        raise TPUValidationError(
+            f"{name} is not a manifest of 'tpukit data prepare' ({where}: {first['msg']}); prepare "
+            "the data again."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TPUValidationError):
             raise
