@@ -166,7 +166,7 @@ def differ(a: ScalarValue, b: ScalarValue) -> ScalarValue:
 
 
 # How the source of `expression` reaches the functions; everything else computes in line.
-NAMESPACE: dict[str, Callable[..., ScalarValue] | Unknown] = {
+NAMESPACE: dict[str, Any] = {
     "UNKNOWN": UNKNOWN,
     "add": add,
     "subtract": subtract,

@@ -5,14 +5,11 @@ import platform
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import TPUValidationError
 from ...plain_data import JsonObject
 from .file import ArraySlot
-
-if TYPE_CHECKING:
-    from jax.tree_util import PyTreeDef
 
 
 def describe_program(compiled: Any) -> JsonObject:
@@ -76,16 +73,16 @@ def host_features() -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def encode_structure(tree: "PyTreeDef") -> str | None:
-    """Return a tree's structure as text; None where it has other containers than jax's own."""
+def encode_structure(tree: Any) -> str | None:
+    """Return a PyTreeDef as text; None where it has other containers than jax's own."""
     try:
         return b64encode(tree.serialize_using_proto()).decode()
     except ValueError:
         return None
 
 
-def decode_structure(text: str) -> "PyTreeDef":
-    """Return the structure that `encode_structure` wrote."""
+def decode_structure(text: str) -> Any:
+    """Return the PyTreeDef that `encode_structure` wrote."""
     from jax.tree_util import PyTreeDef, default_registry
 
     return PyTreeDef.deserialize_using_proto(default_registry, b64decode(text))
