@@ -13,20 +13,15 @@ from ...kernels.ops.flash_attention.slots import attend_slots_adding, can_attend
 from ...kernels.partition.sharded_call import sharded_call
 from ...parallel.mesh.mesh import axis_sizes
 from ..transformer.layer_config import LayerConfig
-from ..transformer.mixing import Latents, SharedKeys
+from ..transformer.mixing import Latents, SharedKeys, attention_spec
 from .cache import KeyCache
 from .cache_slots import PlainSlots, Rotation, positions_held, unrotated
 
 
 def visible_slots(layer: LayerConfig, positions: jax.Array, slots: int) -> jax.Array:
     """Return the attention mask (rows, slots) of the newest token."""
-    held, now = positions_held(positions, slots), positions[:, None]
-    seen = held >= 0
-    if layer.sliding_window is not None:
-        seen &= held > now - layer.sliding_window
-    if layer.attention_chunk is not None:
-        seen &= held >= now // layer.attention_chunk * layer.attention_chunk
-    return seen
+    held = positions_held(positions, slots)
+    return (held >= 0) & attention_spec(layer).allows(positions[:, None], held)
 
 
 def attend_slots(
@@ -91,9 +86,8 @@ def attend_latents(
 def _weigh(
     layer: LayerConfig, scores: jax.Array, seen: jax.Array, width: int, sinks: jax.Array | None
 ) -> jax.Array:
-    scores = scores * (width**-0.5 if layer.attention_scale is None else layer.attention_scale)
-    if layer.attention_soft_cap is not None:
-        scores = layer.attention_soft_cap * jnp.tanh(scores / layer.attention_soft_cap)
+    spec = attention_spec(layer)
+    scores, _ = spec.cap(scores * spec.scale_of(width))
     scores = jnp.where(seen, scores, -jnp.inf)
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
@@ -166,7 +160,7 @@ class SlotKernel:
         """
         both = [slots for slots in (cache.keys, cache.values) if isinstance(slots, PlainSlots)]
         assert len(both) == 2  # see `takes`
-        scale = q.shape[-1] ** -0.5 if layer.attention_scale is None else layer.attention_scale
+        spec = attention_spec(layer)
 
         def local(q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any) -> Any:
             keys, values, index, positions = rest
@@ -176,10 +170,7 @@ class SlotKernel:
                 (keys, values),
                 index,
                 positions,
-                scale=scale,
-                window=layer.sliding_window,
-                chunk=layer.attention_chunk,
-                soft_cap=layer.attention_soft_cap,
+                spec,
             )
 
         rows, heads = self.batch_axes or None, self.head_axes or None

@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
+from ...kernels.ops.flash_attention.spec import AttentionOptions, AttentionSpec, causal_spec
 from ...kernels.ops.gated_delta.api import gated_delta
 from ...kernels.ops.gated_delta.convolution import short_convolution
 from ..attention.choice import get_attention
@@ -90,16 +91,22 @@ class Mixing(Protocol):
         ...
 
 
-def attention_options(layer: LayerConfig, sinks: jax.Array | None = None) -> dict[str, Any]:
+def attention_options(layer: LayerConfig, sinks: jax.Array | None = None) -> AttentionOptions:
     """Return the options of a layer's attention that differ from plain causal attention."""
-    options = {
+    options: AttentionOptions = {
         "window": layer.sliding_window,
         "chunk": layer.attention_chunk,
         "scale": layer.attention_scale,
         "soft_cap": layer.attention_soft_cap,
         "sinks": sinks,
     }
-    return {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return cast("AttentionOptions", given)
+
+
+def attention_spec(layer: LayerConfig, sinks: jax.Array | None = None) -> AttentionSpec:
+    """Return a layer's attention as one object."""
+    return causal_spec(**attention_options(layer, sinks))
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,10 @@ class WholeSequences:
         self, layer: LayerConfig, q: jax.Array, keys: SharedKeys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
-        attend: Any = get_attention(self.execution.attention)
+        attend = get_attention(self.execution.attention)
         options = attention_options(layer, sinks)
-        return attend(q, keys.k, keys.v, segment_ids=self.segment_ids, **options)
+        options["segment_ids"] = self.segment_ids
+        return attend(q, keys.k, keys.v, **options)
 
     def attend_latent(
         self,

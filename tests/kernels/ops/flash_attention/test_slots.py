@@ -7,6 +7,7 @@ import pytest
 
 from tpukit.kernels.ops.flash_attention import slots as module
 from tpukit.kernels.ops.flash_attention.slots import attend_slots_adding, can_attend_slots
+from tpukit.kernels.ops.flash_attention.spec import AttentionSpec
 
 LAYERS, ROWS, HEADS, KEY_HEADS, CHANNELS = 2, 3, 4, 2, 128
 
@@ -49,8 +50,8 @@ def test_it_is_softmax_over_the_slots_that_are_seen(dtype, options, monkeypatch)
     monkeypatch.setattr(module, "BLOCK_BYTES", held[0].dtype.itemsize * 32 * 256)  # two blocks
     positions = [5, room - 1, room + 37]  # few slots, all of them, and all of them again
     out, *after = attend_slots_adding(
-        q, new, held, jnp.int32(1), jnp.asarray(positions), scale=CHANNELS**-0.5,
-        interpret=True, **options,
+        q, new, held, jnp.int32(1), jnp.asarray(positions), AttentionSpec(causal=True, **options),
+        interpret=True,
     )  # fmt: skip
     wanted = [np.array(one, np.float64) for one in held]
     for array, token in zip(wanted, new, strict=True):

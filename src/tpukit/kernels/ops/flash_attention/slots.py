@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ....hardware.target import current_target
 from ...blocks.tiling import LANES, Interpret, Ref
 from ...blocks.vmem import vmem_limit_bytes
+from .spec import AttentionSpec
 
 # Bytes of keys or values per grid step: more steps cost their start, more bytes need VMEM.
 BLOCK_BYTES = 2**22
@@ -45,11 +46,8 @@ def attend_slots_adding(
     slots: tuple[jax.Array, jax.Array],
     index: jax.Array,
     positions: jax.Array,
+    spec: AttentionSpec,
     *,
-    scale: float,
-    window: int | None = None,
-    chunk: int | None = None,
-    soft_cap: float | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return attention (rows, heads, channels), and keys and values with the new token.
@@ -60,10 +58,7 @@ def attend_slots_adding(
         slots: Keys and values (layers, rows, slots, width), which are updated in place.
         index: () number of the layer.
         positions: (rows,) of the new tokens; the slot is the position modulo the slots.
-        scale: Factor of the scores.
-        window: How many tokens back a token attends to, including itself (None: all).
-        chunk: A token attends only to tokens of its own chunk.
-        soft_cap: Squeeze scores into ±soft_cap by a tanh.
+        spec: The attention, causal and without arrays.
         interpret: Run the kernel without a TPU.
     """
     keys, values = slots
@@ -91,7 +86,7 @@ def attend_slots_adding(
     # Both twice, and once more in the dtype of queries.
     used = 2 * together * block * width * (2 * keys.dtype.itemsize + q.dtype.itemsize)
     return pl.pallas_call(
-        partial(_kernel, scale=scale, window=window, chunk=chunk, soft_cap=soft_cap, slots=room),
+        partial(_kernel, spec=spec, slots=room),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(rows // together, room // block),
@@ -151,10 +146,7 @@ def _kernel(
     tiles: Ref,
     written: Ref,
     *,
-    scale: float,
-    window: int | None,
-    chunk: int | None,
-    soft_cap: float | None,
+    spec: AttentionSpec,
     slots: int,
 ) -> None:
     group, step = pl.program_id(0), pl.program_id(1)
@@ -162,7 +154,7 @@ def _kernel(
     heads, channels = q.shape[1:]
     size = tiles.shape[2]
     own = _own_channels(heads, width, channels)
-    bent = partial(_bend, scale=scale, soft_cap=soft_cap)
+    scale = spec.scale_of(channels)
 
     def adding(row: int, at: Any, start: Any) -> list[Any]:
         """Return the copies of a row's tiles to their places."""
@@ -181,7 +173,7 @@ def _kernel(
         queries[row] = jnp.where(own, spread, jnp.zeros_like(spread))
         wide = new_key[row].astype(jnp.float32)
         alone = jnp.sum(queries[row].astype(jnp.float32) * wide, axis=1, keepdims=True)
-        largest[row] = jnp.broadcast_to(bent(alone), largest.shape[1:])
+        largest[row] = jnp.broadcast_to(spec.cap(alone * scale)[0], largest.shape[1:])
         weight[row] = jnp.ones(weight.shape[1:], weight.dtype)
         total[row] = jnp.broadcast_to(new_value[row].astype(jnp.float32), total.shape[1:])
 
@@ -198,11 +190,11 @@ def _kernel(
         behind = jnp.where(behind < 0, behind + slots, behind)
         # After 0 come the tokens that the new token replaces.
         seen = (behind > 0) & (behind <= position)
-        if window is not None:
-            seen &= behind < window
-        if chunk is not None:
-            seen &= behind <= _rest(position, chunk)
-        scores = jnp.where(seen, bent(scores), _NEVER)
+        if spec.window is not None:
+            seen &= behind < spec.window
+        if spec.chunk is not None:
+            seen &= behind <= _rest(position, spec.chunk)
+        scores = jnp.where(seen, spec.cap(scores * scale)[0], _NEVER)
         before = largest[row, :, :1]
         now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         shrunk = jnp.exp(before - now)
@@ -270,11 +262,6 @@ def _quotient(number: Any, by: int) -> Any:
 def _each(function: Callable[[int], None], rows: int) -> None:
     for row in range(rows):
         function(row)
-
-
-def _bend(scores: jax.Array, *, scale: float, soft_cap: float | None) -> jax.Array:
-    scaled = scores * scale
-    return scaled if soft_cap is None else soft_cap * jnp.tanh(scaled / soft_cap)
 
 
 def _own_channels(heads: int, width: int, channels: int) -> jax.Array:
