@@ -11,6 +11,7 @@ from ..annotations import PyTree
 from ..errors import TPUKernelError, did_you_mean
 from ..hardware import get_chip, list_chips
 from ..hardware.formats import PEAKS, NumberFormat, parse_format, spelled_as
+from ..plain_data import JsonObject
 from .rounding import absmax_scales, decode, to_nearest
 
 
@@ -96,7 +97,7 @@ class PrecisionConfig:
             value = _round_to(value, parse_format(self.values_dtype))
         return value.astype(self.compute_dtype)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the mode's fields by name."""
         return {
             "name": self.name,

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from ..errors import TPUModelError, did_you_mean
+from ..plain_data import JsonObject
 from ..shown import Shown
 from .transformer.config import TransformerConfig
 
@@ -31,7 +32,7 @@ class Preset(Shown):
         """The name that `get_preset` accepts."""
         return self.config.name
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data."""
         return {
             "name": self.name,
@@ -103,7 +104,7 @@ class PresetListing(Shown):
             )
         return cls(matching)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return every preset as plain data, with counted parameters."""
         return {
             "presets": [

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..annotations import PyTree
 from ..errors import ShardingError
+from ..plain_data import JsonObject
 from ..shown import Shown
 from .experts.placement import ExpertPlacement, balance, reorder_experts
 from .sharding.layout import Layout
@@ -51,7 +52,7 @@ class ShardingAdvice(Shown):
         """Load of the busiest device over the mean, predicted for the chosen sharding."""
         return min(self.imbalance.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the advice as JSON data."""
         return {
             "spec": [list(entry) for entry in spec_entries(self.spec, 2)],

@@ -4,13 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.table import Table
 
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware.stored_formats import rounded_formats
 from ..models.stored.calibration import ModelMatrices, ModelMatrix
+from ..plain_data import JsonMapping, JsonObject
 from ..shown import Shown
 from .formats import VQ_FORMATS, parse_vq_format
 
@@ -74,7 +74,7 @@ class QuantPlan(Shown):
         """Return the plan with other formats for some matrices."""
         return QuantPlan({**self.formats, **formats}, self.reasons, self.unused_rules)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         return {
             "formats": dict(self.formats),
@@ -83,7 +83,7 @@ class QuantPlan(Shown):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "QuantPlan":
+    def from_dict(cls, data: JsonMapping) -> "QuantPlan":
         """Read a plan that `to_dict` wrote.
 
         Raises:

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -25,6 +24,7 @@ from ..kernels.ops.quantized_matmul.weight import (
 from ..models.huggingface.files import TensorFiles, read_json
 from ..models.huggingface.published.reading import Quantization, quantization_of
 from ..models.huggingface.published.scheme import PublishedWeight, Scheme
+from ..plain_data import JsonObject
 from ..shown import Shown
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -182,7 +182,7 @@ class QuantizedCheckpoint(Shown):
             return self.published(name).dequantize(np.dtype(dtype))
         return self.files.read(name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         held, reason = held_as(self.scheme)
         return {

@@ -14,6 +14,7 @@ from ..errors import TargetNotReached, TPUValidationError
 from ..hardware import get_chip
 from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.running import Activations
+from ..plain_data import JsonObject
 from ..runtime.progress import Progress, watched
 from ..shown import Shown
 from .integers import Method
@@ -41,7 +42,7 @@ class QuantizationResult(Shown):
     model: QuantizedModel
     report: QuantReport
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The report as plain data."""
         return self.report.to_dict()
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +13,7 @@ from ..pages.charts import BarPiece, stacked_bar
 from ..pages.frame import Page
 from ..pages.markup import Child, Markup
 from ..pages.parts import Column, card, code, headline, section, table
+from ..plain_data import JsonObject
 from ..runtime.files import write_output
 from ..shown import Shown
 from .measures.evaluation import Measured, QuantizationEvaluation
@@ -50,7 +50,7 @@ class MatrixRow(Shown):
         """Bits per weight, with scales and codebook."""
         return 8 * self.nbytes / (self.shape[0] * self.shape[1])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         return {
             "name": self.name,
@@ -128,7 +128,7 @@ class QuantReport(Shown):
         """Whether the lower end of the retention's interval reaches the target, if there is one."""
         return None if self.target is None else self.evaluation.retention.low >= self.target
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         return {
             "compression_ratio": self.compression_ratio,

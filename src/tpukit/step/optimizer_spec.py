@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ..errors import ConfigError, did_you_mean
 from ..hardware.formats import FLOAT32
 from ..hardware.stored_formats import MOMENT_FORMATS
+from ..plain_data import JsonObject
 from ..shown import Shown
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class OptimizerSpec(Shown):
                 "'bfloat16', or adamw."
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data."""
         return {**asdict(self), "no_decay": list(self.no_decay)}
 

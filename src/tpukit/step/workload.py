@@ -32,6 +32,7 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.rebalancing import move
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
+from ..plain_data import JsonObject
 from ..runtime.user_code import errors_in_trace
 from ..shown import Shown
 from .mixed_precision import narrowed
@@ -336,7 +337,7 @@ class Workload(Shown):
             for name, value in batch.items()
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the settings as plain data, with the parameter count."""
         params = jax.tree.leaves(self._param_shapes)
         return {

@@ -5,11 +5,11 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
-from ...plain_data import read_json
+from ...plain_data import JsonObject, read_json
 from ...runtime.files import write_text
 from ..registry.op import BlockSizes, KernelCase, shape_bucket
 from ..registry.registry import get_tpu_op
@@ -42,7 +42,7 @@ class TunedEntry:
     default_us: float | None
     tried: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the entry as the data file stores it."""
         return dataclasses.asdict(self)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import TPUKernelError
 from ...hardware import get_chip, list_chips
 from ...hardware.catalog import CHIP_FOR_KERNEL_BLOCKS
+from ...plain_data import JsonObject
 from ..registry.op import Blocks, KernelCase, Op, shape_text
 
 MIB = 2**20
@@ -35,7 +35,7 @@ class VmemUse:
     capacity_bytes: int
     limit_bytes: int | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the three numbers by name."""
         return {
             "used_bytes": {"value": self.used_bytes, "origin": "model"},

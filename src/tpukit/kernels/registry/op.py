@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ...annotations import PyTree
 from ...errors import TPUKernelError, did_you_mean
+from ...plain_data import JsonObject
 from ..partition.splits import Splits
 
 Implementation = TypeVar("Implementation")
@@ -36,7 +37,7 @@ class KernelCase:
     arguments: tuple[jax.ShapeDtypeStruct, ...]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return shapes as text such as "bfloat16[8,128]", and the options."""
         return {
             "name": self.name,
@@ -48,7 +49,7 @@ class KernelCase:
 class Blocks(Protocol):
     """Block sizes and switches of a kernel: a frozen dataclass of integers and booleans."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the sizes by name, as tuning data stores them."""
         ...
 
@@ -57,7 +58,7 @@ class Blocks(Protocol):
 class BlockSizes:
     """Base of an op's own blocks: subclass it as a frozen dataclass of ints and bools."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the sizes by name, as tuning data stores them."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 

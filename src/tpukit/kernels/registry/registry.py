@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any
 
 from ...errors import TPUKernelError, did_you_mean
+from ...plain_data import JsonObject
 from ...shown import Shown
 from .op import Op
 
@@ -97,7 +98,7 @@ class OpListing(Shown):
         """List the built-in and the registered ops."""
         return cls(tuple(get_tpu_op(name) for name in list_tpu_ops()))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return implementations and cases by op."""
         return {
             op.name: {

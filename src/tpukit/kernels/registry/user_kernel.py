@@ -13,6 +13,7 @@ from jax.extend import core
 from ...annotations import PyTree
 from ...errors import TPUKernelError, did_you_mean
 from ...hardware.target import current_target
+from ...plain_data import JsonMapping
 from ..blocks.tiling import call_padded
 from ..blocks.tuned import choose_blocks
 from ..blocks.vmem import check_vmem
@@ -269,7 +270,7 @@ def _make_kernel(function: Function, **settings: Any) -> TpuKernel:
     return TpuKernel(function, **settings)
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _check_settings(settings: JsonMapping) -> None:
     known = list(inspect.signature(TpuKernel).parameters)[1:]
     for name, value in settings.items():
         if name not in known:

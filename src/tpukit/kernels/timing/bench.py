@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import TPUError
 from ...hardware import get_chip
+from ...plain_data import JsonObject
 from ...runtime.progress import Progress, silent
 from ...shown import Shown
 from ..registry.op import (
@@ -50,7 +51,7 @@ class BenchRow:
         """The reason why there is no time; empty if there is one."""
         return self.error or (self.estimate.reason if self.estimate else "")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the row as plain data."""
         return {
             "case": self.case,
@@ -90,7 +91,7 @@ class KernelBench(Shown):
             return all(row.time_s is not None for row in kernels)
         return any(row.time_s is not None for row in self.rows)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data; every figure has origin `model`."""
         return {
             "op": self.op,

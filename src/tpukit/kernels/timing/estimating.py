@@ -17,6 +17,7 @@ from ...compiler.hlo import Computation, Instruction
 from ...compiler.timeline import StepPrediction, predict_step
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...compiler.timeline.machine import Machine
+from ...plain_data import JsonObject
 from ...runtime.progress import Progress, silent
 from ...shown import Shown
 from .profile import KernelProfile, profile_kernel
@@ -167,7 +168,7 @@ class KernelEstimate(Shown):
     def _sum(self, part: Callable[[CallEstimate], float]) -> float:
         return sum(part(call) * self.times[name] for name, call in self.calls.items())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the estimate as plain data."""
         return {
             "origin": "model",

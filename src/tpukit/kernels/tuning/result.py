@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..blocks.tuned import TunedEntry, data_folder, load_tuned, save_tuned
 from ..registry.op import Blocks
@@ -29,7 +30,7 @@ class Trial:
     gradient_s: float | None = None
     error: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the trial as plain data."""
         return {
             "blocks": self.blocks.to_dict(),
@@ -97,7 +98,7 @@ class TuningResult(Shown):
         entries = {**load_tuned(place, self.chip), self.bucket: self.entry()}
         return save_tuned(place, self.chip, entries)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the result as plain data."""
         return {
             "op": self.op,

@@ -16,6 +16,7 @@ from rich.table import Table
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ...hardware.stored_formats import CacheFormat
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..presets import get_preset
 from ..stored.parameter import is_stored
@@ -54,7 +55,7 @@ class Generation(Shown):
         """Seconds per token and row, or None with one new token only."""
         return self.decode_s / self.decode_steps if self.decode_steps else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data."""
         return {
             "tokens": [list(row) for row in self.tokens],

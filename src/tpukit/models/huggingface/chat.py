@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import MissingExtraError, TPUModelError
-from ...plain_data import read_json, read_limited
+from ...plain_data import JsonMapping, JsonObject, read_json, read_limited
 from ...runtime.child import ChildError, run_child
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -20,7 +20,7 @@ _MOST_TEMPLATE_BYTES = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _NO_JINJA = "No module named 'jinja2'"
 
-Message = Mapping[str, Any]  # "role", "content", and other entries that a template reads
+Message = JsonMapping  # "role", "content", and other entries that a template reads
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ def _text_of(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     if not path.is_file():
         return {}
     try:
         found = read_json(path)
     except ValueError as error:
         raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("JsonObject", found) if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import TPUModelError
+from ...plain_data import JsonMapping, JsonObject
 from ..transformer.config import TransformerConfig
 from .families import FAMILIES, Family
 from .files import read_json
@@ -26,7 +27,7 @@ _OF_FILES = (
 )
 
 
-def config_from_huggingface(data: Mapping[str, Any]) -> TransformerConfig:
+def config_from_huggingface(data: JsonMapping) -> TransformerConfig:
     """Return the transformer that a `config.json` describes.
 
     Raises:
@@ -35,7 +36,7 @@ def config_from_huggingface(data: Mapping[str, Any]) -> TransformerConfig:
     return family_of(data).config(text_part(data))
 
 
-def text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(data: JsonMapping) -> JsonMapping:
     """Return the entries of the decoder, which multimodal models have in `text_config`."""
     inner = data.get("text_config")
     if not isinstance(inner, Mapping):
@@ -43,7 +44,7 @@ def text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"tie_word_embeddings": data.get("tie_word_embeddings", True), **inner}  # pyright: ignore[reportUnknownVariableType]  JSON
 
 
-def family_of(data: Mapping[str, Any]) -> Family:
+def family_of(data: JsonMapping) -> Family:
     """Return the family of a `config.json`.
 
     Raises:
@@ -56,7 +57,7 @@ def family_of(data: Mapping[str, Any]) -> Family:
     raise TPUModelError(_nearest(model_type, text_part(data)))
 
 
-def config_to_huggingface(config: TransformerConfig) -> dict[str, Any]:
+def config_to_huggingface(config: TransformerConfig) -> JsonObject:
     """Return the `config.json` that `config_from_huggingface` reads back."""
     return family_for(config).json(config)
 
@@ -111,7 +112,7 @@ def _same(one: Any, other: Any) -> bool:
     return one == other
 
 
-def _nearest(model_type: str, data: Mapping[str, Any]) -> str:
+def _nearest(model_type: str, data: JsonMapping) -> str:
     """Return the error message for an unknown model type."""
     known = [name for family in FAMILIES for name in (family.model_type, *family.also)]
 
@@ -138,7 +139,7 @@ GENERATION_FILE = "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def read_generation_config(folder: str | Path) -> dict[str, Any]:
+def read_generation_config(folder: str | Path) -> JsonObject:
     """Return the entries of a folder's generation_config.json; empty without the file.
 
     Token ids that the file lacks are taken from config.json beside it.
@@ -152,14 +153,14 @@ def read_generation_config(folder: str | Path) -> dict[str, Any]:
     return {**own, **{key: model[key] for key in missing}}
 
 
-def end_tokens(generation: Mapping[str, Any]) -> tuple[int, ...]:
+def end_tokens(generation: JsonMapping) -> tuple[int, ...]:
     """Return the ids of all tokens that end a text."""
     ids = generation.get("eos_token_id")
     listed = cast("list[Any]", ids if isinstance(ids, list) else [ids])
     return tuple(token for token in listed if type(token) is int)
 
 
-def with_end_tokens(generation: Mapping[str, Any], ends: Iterable[int]) -> dict[str, Any]:
+def with_end_tokens(generation: JsonMapping, ends: Iterable[int]) -> JsonObject:
     """Return the entries with end tokens added; a single token is a number, not a list."""
     every = [*dict.fromkeys((*end_tokens(generation), *ends))]
     if not every:
@@ -167,5 +168,5 @@ def with_end_tokens(generation: Mapping[str, Any], ends: Iterable[int]) -> dict[
     return {**generation, "eos_token_id": every[0] if len(every) == 1 else every}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     return read_json(path) if path.is_file() else {}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ... import plain_data
 from ...errors import TPUModelError
+from ...plain_data import JsonObject
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -36,8 +36,8 @@ class TensorFiles:
                 f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; point to a folder of "
                 "safetensors weights (pickled .bin weights are not read)."
             )
-        self._files: dict[str, Any] = {}
-        self._headers: dict[str, dict[str, Any]] = {}
+        self._files: JsonObject = {}
+        self._headers: dict[str, JsonObject] = {}
         for name in sorted(set(self.file_of.values()) or {SINGLE_FILE}):
             try:
                 opened = stack.enter_context(safe_open(folder / name, framework="numpy"))
@@ -82,14 +82,14 @@ class TensorFiles:
                 f"({error}); the file is damaged, or its format is not supported."
             ) from None
 
-    def _bytes(self, name: str, header: dict[str, Any]) -> np.ndarray:
+    def _bytes(self, name: str, header: JsonObject) -> np.ndarray:
         start, end = header["data_offsets"]
         with (self.folder / self.file_of[name]).open("rb") as file:
             before = int.from_bytes(file.read(8), "little")
             file.seek(8 + before + start)
             return np.frombuffer(file.read(end - start), np.uint8)
 
-    def _header(self, name: str) -> dict[str, Any]:
+    def _header(self, name: str) -> JsonObject:
         file = self.file_of[name]
         if file not in self._headers:
             # safe_open has checked the length and the offsets.
@@ -107,7 +107,7 @@ class TensorFiles:
         return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Return the object in a JSON file of a Hugging Face folder.
 
     Raises:

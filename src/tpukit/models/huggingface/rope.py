@@ -1,10 +1,10 @@
 """Rotary positions in `config.json`, in the entries of transformers 4 and 5."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from ...errors import TPUModelError
+from ...plain_data import JsonMapping, JsonObject
 from ...rotary import RopeScaling
 from ..transformer.layer_config import LayerConfig
 
@@ -12,7 +12,7 @@ _DEFAULT_THETA = 10_000.0
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
-def read_rope(data: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+def read_rope(data: JsonMapping, layer_type: str | None = None) -> JsonObject:
     """Return the rope fields of a layer.
 
     Args:
@@ -34,7 +34,7 @@ def read_rope(data: Mapping[str, Any], layer_type: str | None = None) -> dict[st
             f"rope scaling '{kind}' is not supported; supported are {', '.join(_KNOWN)}."
         )
     share = scaling.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
-    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_share": float(share)}
+    fields: JsonObject = {"rope_theta": float(theta), "rope_share": float(share)}
     if kind == "proportional":
         fields["rope_spread"] = share < 1
     elif kind != "default":
@@ -42,9 +42,9 @@ def read_rope(data: Mapping[str, Any], layer_type: str | None = None) -> dict[st
     return fields
 
 
-def write_rope(layer: LayerConfig) -> dict[str, Any]:
+def write_rope(layer: LayerConfig) -> JsonObject:
     """Return the `rope_parameters` that `read_rope` reads back."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": layer.rope_theta}
+    found: JsonObject = {"rope_type": "default", "rope_theta": layer.rope_theta}
     if layer.rope_share != 1:
         found["partial_rotary_factor"] = layer.rope_share
     if layer.rope_spread:
@@ -71,7 +71,7 @@ def yarn_growth(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _scaling(kind: Any, scaling: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScaling:
+def _scaling(kind: Any, scaling: JsonMapping, data: JsonMapping) -> RopeScaling:
     original = scaling.get("original_max_position_embeddings") or data.get(
         "original_max_position_embeddings", 8192
     )

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from ...annotations import PyTree
 from ...errors import TPUModelError
+from ...plain_data import JsonMapping
 from ..adapters import TransformerAdapter
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
@@ -158,7 +159,7 @@ def export_huggingface(
     return written
 
 
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+def _write_json(path: Path, data: JsonMapping) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n")
 
 
@@ -166,7 +167,7 @@ class _Checkpoint:
     """The tensors of a folder, dequantized where necessary."""
 
     def __init__(
-        self, folder: Path, stack: ExitStack, data: Mapping[str, Any], dtype: DTypeLike | None
+        self, folder: Path, stack: ExitStack, data: JsonMapping, dtype: DTypeLike | None
     ) -> None:
         self.files = TensorFiles(folder, stack)
         self.quantization = quantization_of(data)

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from ...annotations import PyTree
 from ...errors import TPUModelError
+from ...plain_data import JsonMapping
 from ..huggingface.config import family_for
 from ..huggingface.files import read_json
 from ..huggingface.tensors import tensor_entries
@@ -144,7 +145,7 @@ def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
     return PeftAdapter(params, spec, str(base) if base else None)
 
 
-def _checked(about: Mapping[str, Any], folder: Path) -> tuple[int, float]:
+def _checked(about: JsonMapping, folder: Path) -> tuple[int, float]:
     rank, alpha = about.get("r"), about.get("lora_alpha")
     good = type(rank) is int and type(alpha) in (int, float) and 0 < rank < 1 << 16
     if about.get("peft_type") != "LORA" or not good:

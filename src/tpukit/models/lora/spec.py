@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...errors import TPUModelError, did_you_mean
+from ...plain_data import JsonMapping, JsonObject
 from ..transformer.config import TransformerConfig
 
 DEFAULT_TARGETS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),)
@@ -36,7 +37,7 @@ class LoraSpec:
         return self.alpha / self.rank
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "LoraSpec":
+    def from_dict(cls, data: JsonMapping) -> "LoraSpec":
         """Return the settings that `to_dict` wrote."""
         return cls(
             rank=data["rank"],
@@ -45,7 +46,7 @@ class LoraSpec:
             base=data.get("base"),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data."""
         return {**asdict(self), "targets": list(self.targets)}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import TPUModelError, did_you_mean
+from ...plain_data import JsonObject
 from ...shown import Shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,7 +116,7 @@ class RematPolicy(Shown):
         words += [f"offload={','.join(self.offload)}"] if self.offload else []
         return " ".join(words)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data that `parse` reads back."""
         return {
             "policy": self.policy,

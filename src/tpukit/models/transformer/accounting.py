@@ -4,9 +4,10 @@ import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...hardware import Figure
+from ...plain_data import JsonObject
 from ...shown import Shown
 from .layer_config import LayerConfig
 from .shapes import layer_shapes, parameter_shapes
@@ -59,7 +60,7 @@ class FlopsPerToken(Shown):
         )
         return f"{each} + attention over {keys}; recomputation is not counted"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain data, with the total and the convention."""
         return {
             **dataclasses.asdict(self),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.formats import BFLOAT16, FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
+from ...plain_data import JsonMapping, JsonObject
 from ...rotary import RopeScaling as RopeScaling
 from ...shown import Shown
 from ..defaults import TRAINING_SEQUENCE_LENGTH
@@ -238,7 +239,7 @@ class TransformerConfig(Shown, LayerConfig):
         return self.positions == "learned"
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "TransformerConfig":
+    def from_dict(cls, data: JsonMapping) -> "TransformerConfig":
         """Return the configuration of plain data.
 
         Raises:
@@ -253,7 +254,7 @@ class TransformerConfig(Shown, LayerConfig):
         return cls(**data)
 
     @classmethod
-    def from_huggingface(cls, config_json: Mapping[str, Any]) -> "TransformerConfig":
+    def from_huggingface(cls, config_json: JsonMapping) -> "TransformerConfig":
         """Return the configuration of a Hugging Face `config.json`."""
         from ..huggingface.config import config_from_huggingface
 
@@ -263,7 +264,7 @@ class TransformerConfig(Shown, LayerConfig):
         """Return the same transformer with some fields changed."""
         return TransformerConfig.from_dict({**self._fields(), **changes})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain data that `from_dict` reads back."""
         fields = {name: _plain(value) for name, value in self._fields().items()}
         fields["matmul_rules"] = dict(self.matmul_rules)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ...errors import ShardingError
 from ...kernels.partition.sharded_call import sharded_call
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..mesh.mesh import axis_sizes
 from ..sharding.rules import spec_entries
@@ -58,7 +59,7 @@ class ExpertPlacement(Shown):
         """Load of the busiest device over the mean, predicted with equal costs per token."""
         return balance(self.load_after)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the placement as JSON data."""
         return {
             "order": list(self.order),

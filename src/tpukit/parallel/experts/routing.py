@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from ...kernels.ops.moe_gating import invert as invert
 from ...kernels.ops.moe_gating import route as route
 from ...kernels.ops.moe_gating import sort_assignments as sort_assignments
 from ...kernels.ops.moe_gating import within_capacity as within_capacity
+from ...plain_data import JsonObject
 from ...shown import Shown
 
 
@@ -80,7 +81,7 @@ class RouterStats(Shown):
         """Mean entropy in nats of the router's distribution: log E is undecided, 0 is certain."""
         return self.entropy_sum / jnp.maximum(self.routers, 1)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the figures as plain numbers; only for concrete values, outside jit."""
         return {
             "routers": float(self.routers),

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from ...annotations import AnyMesh, Device
 from ...errors import MeshError
+from ...plain_data import JsonObject
 from ...runtime.device_grid import arrange_devices
 from ...runtime.environment import open_devices
 from ...shown import Shown
@@ -74,7 +75,7 @@ class MeshConfig(Shown):
             raise MeshError(_wrong_count(shape, known * slices, device_count))
         return self.mesh_shape
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the configuration as JSON data; devices become their count."""
         return {
             "mesh_shape": list(self.mesh_shape),

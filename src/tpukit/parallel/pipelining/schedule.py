@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from jax import Array
 from rich.console import Group
 from rich.text import Text
 
 from ...errors import TPUValidationError, did_you_mean
+from ...plain_data import JsonObject
 from ...shown import Shown
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b"]
@@ -118,7 +119,7 @@ class PipelineSchedule(Shown):
             rows.append(f"stage {stage}  {' '.join(cells).rstrip()}")
         return "\n".join(rows)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the schedule as plain data."""
         return {
             "name": self.name,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..mesh.axes import spec_for_shape
 from ..mesh.mesh import axis_sizes
@@ -102,7 +103,7 @@ class ShardingReport(Shown):
 
     arrays: tuple[tuple[str, tuple[int, ...], PartitionSpec], ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the report as JSON data."""
         return {
             "arrays": [

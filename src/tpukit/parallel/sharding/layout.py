@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -14,6 +13,7 @@ from rich.console import RenderableType
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..mesh.mesh import axis_sizes
 from .activations import ActivationRules, activation_rules
@@ -217,7 +217,7 @@ class Layout(Shown):
             shardings.append(self._named(spec) if leaf.is_array else None)
         return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the layout as JSON data."""
         return {
             "mesh": axis_sizes(self.mesh),

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from jax.sharding import PartitionSpec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...plain_data import JsonObject
 from ...shown import Shown
 from .dimensions import Dims
 from .rules import spec_entries
@@ -49,7 +49,7 @@ class Placement:
         """The mesh axes that shard it."""
         return tuple(axis for entry in spec_entries(self.spec, len(self.shape)) for axis in entry)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the placement as JSON data."""
         return {
             "path": self.path,
@@ -108,7 +108,7 @@ class LayoutReport(Shown):
             )
         return tuple(sentences)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the report as JSON data."""
         return {
             "bytes_per_device": self.bytes_per_device,

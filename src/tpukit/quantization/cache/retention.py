@@ -23,6 +23,7 @@ from ...models.generation import CacheSpec, Generation, Generator, Sampling
 from ...models.generation.cache import kept_units
 from ...models.generation.generator import same_choices, transformer_config
 from ...models.transformer.config import TransformerConfig
+from ...plain_data import JsonObject
 from ...runtime.progress import Counted, Progress, silent
 from ...shown import Shown
 from ..measures.evaluation import CONFIDENCE, RESAMPLES, Measured
@@ -78,7 +79,7 @@ class CacheReport(Shown):
         )
         return text if self.reached else f"{text} Use int8, or a wider cache."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         plain = {
             name: value.to_dict() if isinstance(value, Measured) else value
@@ -290,7 +291,7 @@ class CacheChoice(Shown):
     reports: tuple[CacheReport, ...]
     spec: CacheSpec | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         chosen = None if self.spec is None else self.spec.format.name
         return {"chosen": chosen, "formats": [report.to_dict() for report in self.reports]}

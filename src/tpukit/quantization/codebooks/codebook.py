@@ -1,6 +1,5 @@
 """`Codebook`: int8 vectors that codes index, and the report of their fit."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,6 +11,7 @@ import numpy as np
 from ...errors import TPUValidationError, did_you_mean
 from ...hardware.formats import INT8
 from ...kernels.rounding import absmax_scales, to_nearest
+from ...plain_data import JsonMapping, JsonObject
 from ...shown import Shown
 
 Metric: TypeAlias = Literal["euclidean", "cosine", "dot"]
@@ -43,7 +43,7 @@ class FitReport(Shown):
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "FitReport":
+    def from_dict(cls, data: JsonMapping) -> "FitReport":
         """Read a report that `to_dict` wrote; unknown fields are ignored.
 
         Raises:
@@ -60,7 +60,7 @@ class FitReport(Shown):
             notes=tuple(str(note) for note in data.get("notes", ())),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return all fields as plain data."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "history": list(self.history),
@@ -136,7 +136,7 @@ class Codebook(Shown):
         take = jax.vmap(lambda table, code: table[code.astype(jnp.int32)])
         return take(self.values, codes).sum(0)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return sizes, metric and fit as plain data."""
         return {
             "stages": self.stages,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ...errors import TPUCheckpointError, TPUValidationError
-from ...plain_data import parse_json
+from ...plain_data import JsonMapping, JsonObject, parse_json
 from ...runtime.files import start_of_tensors, write_output
 from ..codebooks.codebook import Codebook, FitReport, code_dtype, parse_metric
 from ..formats import TRELLIS_BITS, CodeLayout, VQFormat
@@ -128,7 +128,7 @@ def expect(
     return tensor
 
 
-def sizes_in(place: Path, description: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
+def sizes_in(place: Path, description: JsonMapping, names: tuple[str, ...]) -> list[int]:
     """Return the sizes that a description lists by name.
 
     Raises:
@@ -220,7 +220,7 @@ def save_arrays(
         TPUValidationError: The file cannot be written, or a name is used twice.
     """
     tensors: dict[str, np.ndarray] = {}
-    about: dict[str, Any] = {}
+    about: JsonObject = {}
     for name, array in arrays.items():
         parts, about[name] = describe(array)
         tensors |= {f"{name}.{part}": np.asarray(value) for part, value in parts.items()}

@@ -18,6 +18,7 @@ from ...annotations import PyTree
 from ...models.generation import Generator, Sampling
 from ...models.loss import token_targets
 from ...models.stored.placement import Spread
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..subject import Subject
 
@@ -67,7 +68,7 @@ class QuantizationEvaluation(Shown):
     rows: int
     places: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data."""
         return {
             "measure": self.measure,

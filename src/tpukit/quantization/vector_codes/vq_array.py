@@ -21,6 +21,7 @@ from ...errors import ShardingError, TPUKernelError, TPUValidationError
 from ...kernels import pack_vq, quantized_matmul
 from ...kernels.hadamard import block_size, hadamard
 from ...kernels.ops.quantized_matmul.weight import array_bytes
+from ...plain_data import JsonObject
 from ...shown import Shown
 from ..codebooks.codebook import Codebook, code_dtype
 from ..formats import TRELLIS_BITS, CodeLayout, VQFormat
@@ -186,7 +187,7 @@ class VQArray(Shown):
     def __matmul__(self, other: PyTree) -> jax.Array:
         return self.dequantize() @ other
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return format, shape and size as plain data."""
         return {
             "format": self.format.name,

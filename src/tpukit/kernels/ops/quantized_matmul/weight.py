@@ -27,6 +27,7 @@ from ....annotations import PyTree
 from ....errors import TPUKernelError, did_you_mean
 from ....hardware.formats import INT8
 from ....hardware.stored_formats import WEIGHT_FORMATS, StoredFormat
+from ....plain_data import JsonObject
 from ....shown import Shown
 from ...blocks.tiling import LANES
 from ...rounding import decode, quantize
@@ -77,7 +78,7 @@ class QuantizedWeight(Shown):
         """Bits of storage per weight, including padding, scales and codebook."""
         return 8 * self.nbytes / (self.shape[0] * self.shape[1])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return format, shape and size."""
         return {
             "format": self.format,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ....errors import TPUError, TPUModelError
+from ....plain_data import JsonMapping
 from ....runtime.user_code import first_line, user_line
 from ...execution import Execution
 from ...loss import Batch
@@ -150,7 +151,7 @@ def run_module(
 def _refuse_writes(
     module: Any,
     batch: Mapping[str, Any],
-    given: Mapping[str, Any],
+    given: JsonMapping,
     variables: Variables,
     held: Mapping[str, Any],
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from ....frameworks import is_instance_of
+from ....plain_data import JsonMapping
 from ..kind import WEIGHTS_FILE, TrainedArrays, plain_array, save_tensors
 from .arrays import shape_of, tensor_of_host, to_tensor
 
@@ -172,7 +173,7 @@ def write_module(record: Mapping[str, Any], arrays: TrainedArrays, folder: Path)
     return f"from {where} import {name}\n\nmodel = {name}.from_pretrained(folder)"
 
 
-def _save_pretrained(about: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> None:
+def _save_pretrained(about: JsonMapping, tensors: Mapping[str, Any], folder: Path) -> None:
     """Let transformers write its own folder, with its names, shards and tied weights."""
     import torch
 

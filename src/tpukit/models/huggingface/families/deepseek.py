@@ -1,9 +1,9 @@
 """DeepSeek V2 and V3, and Kimi K2: latent attention, shared experts, dense first layers."""
 
 import math
-from typing import Any
 
 from ....errors import TPUModelError
+from ....plain_data import JsonObject
 from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ...transformer.layer_pattern import spell_pattern
@@ -33,7 +33,7 @@ _EXPERTS: Table = (
 _BALANCE: Table = (ConfigEntry("router_balance_weight", "aux_loss_alpha", 0.001),)
 
 
-def _read(data: Json) -> dict[str, Any]:
+def _read(data: Json) -> JsonObject:
     leading = min(data.get("first_k_dense_replace", 0), data["num_hidden_layers"])
     order = ["dense"] * leading + ["moe"] * (data["num_hidden_layers"] - leading)
     width = data["moe_intermediate_size"]
@@ -60,7 +60,7 @@ def _scale(data: Json) -> float | None:
     return width**-0.5 * yarn_growth(scaling["factor"], weight) ** 2
 
 
-def _read_v2(data: Json) -> dict[str, Any]:
+def _read_v2(data: Json) -> JsonObject:
     fields = _read(data)
     method = data.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -80,7 +80,7 @@ def _read_v2(data: Json) -> dict[str, Any]:
     return fields
 
 
-def _read_v3(data: Json) -> dict[str, Any]:
+def _read_v3(data: Json) -> JsonObject:
     fields = _read(data)
     fields["mtp_layers"] = data.get("num_nextn_predict_layers") or 0
     fields["layer_kinds"]["moe"] |= {
@@ -96,7 +96,7 @@ def _read_v3(data: Json) -> dict[str, Any]:
     return fields
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
+def _write(config: TransformerConfig) -> JsonObject:
     moe = config.kinds.get("moe", config)
     latent = config.latent
     if latent is None:
@@ -116,7 +116,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _write_v2(config: TransformerConfig) -> dict[str, Any]:
+def _write_v2(config: TransformerConfig) -> JsonObject:
     moe = config.kinds.get("moe", config)
     return {
         **_write(config),
@@ -124,12 +124,12 @@ def _write_v2(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _write_v3(config: TransformerConfig) -> dict[str, Any]:
+def _write_v3(config: TransformerConfig) -> JsonObject:
     depths = {"num_nextn_predict_layers": config.mtp_layers}
     return {**_write(config), "rope_interleave": True, **depths}
 
 
-def _rope(config: TransformerConfig) -> dict[str, Any]:
+def _rope(config: TransformerConfig) -> JsonObject:
     rope, scaling = write_rope(config), config.rope_scaling
     if config.attention_scale is None or scaling is None or scaling.factor <= 1:
         return rope

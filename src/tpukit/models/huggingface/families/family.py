@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import TPUModelError
+from ....plain_data import JsonMapping, JsonObject
 from ...transformer.config import TransformerConfig
 from ...transformer.field_types import MOST_LAYERS, MOST_SIZE
 from ...transformer.layer_config import LayerConfig
 from ..tensors import LayerTensors, TensorSlice, usual_tensors
 
-Json = Mapping[str, Any]
+Json = JsonMapping
 _NEEDED = (
     *("num_hidden_layers", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "vocab_size"),
@@ -51,7 +52,7 @@ class ConfigEntry:
 Table = tuple[ConfigEntry, ...]
 
 
-def read_entries(table: Table, data: Json) -> dict[str, Any]:
+def read_entries(table: Table, data: Json) -> JsonObject:
     """Return our fields from the entries of a `config.json`.
 
     Raises:
@@ -65,7 +66,7 @@ def read_entries(table: Table, data: Json) -> dict[str, Any]:
     }
 
 
-def write_entries(table: Table, source: object) -> dict[str, Any]:
+def write_entries(table: Table, source: object) -> JsonObject:
     """Return the entries that `read_entries` turns back into the fields of `source`."""
     return {entry.key: entry.write(getattr(source, entry.field)) for entry in table}
 
@@ -118,8 +119,8 @@ class Family:
 
     model_type: str
     architecture: str
-    read: Callable[[Json], dict[str, Any]]
-    write: Callable[[TransformerConfig], dict[str, Any]]
+    read: Callable[[Json], JsonObject]
+    write: Callable[[TransformerConfig], JsonObject]
     tensors: Callable[[LayerConfig, int, Json], dict[str, TensorSlice]] = _usual_tensors
     also: tuple[str, ...] = ()
     prediction: Mapping[str, TensorSlice] = field(default_factory=dict[str, TensorSlice])
@@ -152,7 +153,7 @@ class Family:
                 f"its model needs ({wrong}); entries that are null: {empty}."
             ) from None
 
-    def json(self, config: TransformerConfig) -> dict[str, Any]:
+    def json(self, config: TransformerConfig) -> JsonObject:
         """Return the `config.json` that `config` reads back."""
         return {
             "architectures": [self.architecture],
@@ -177,7 +178,7 @@ def _check_counts(data: Json, model_type: str) -> None:
             )
 
 
-def _usual_fields(data: Json) -> dict[str, Any]:
+def _usual_fields(data: Json) -> JsonObject:
     return {
         "name": str(data.get("_name_or_path") or data.get("model_type")),
         **read_entries(USUAL, data),

@@ -1,7 +1,6 @@
 """Llama 2 to 4, Mistral, Qwen 2 and 3, Mixtral and Phi-3."""
 
-from typing import Any
-
+from ....plain_data import JsonObject
 from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ...transformer.layer_pattern import spell_pattern
@@ -41,12 +40,12 @@ _WITHOUT_EXPERTS = {"n_experts": 0, "experts_per_token": 0, "expert_d_ff": 0}
 _CHUNKED = ("chunked", "dense_chunked")
 
 
-def _read(data: Json) -> dict[str, Any]:
+def _read(data: Json) -> JsonObject:
     # transformers rotates whole heads in these families, even where a file has another share.
     return {**read_rope(data), "rope_share": 1.0}
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
+def _write(config: TransformerConfig) -> JsonObject:
     rope = write_rope(config)
     scaled = config.rope_scaling is not None
     # transformers 4 reads the first two entries, transformers 5 the third.
@@ -57,17 +56,17 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _read_windowed(data: Json) -> dict[str, Any]:
+def _read_windowed(data: Json) -> JsonObject:
     used = data.get("use_sliding_window", True)
     return {**_read(data), "sliding_window": data.get("sliding_window") if used else None}
 
 
-def _write_windowed(config: TransformerConfig) -> dict[str, Any]:
+def _write_windowed(config: TransformerConfig) -> JsonObject:
     window = config.sliding_window
     return {**_write(config), "sliding_window": window, "use_sliding_window": window is not None}
 
 
-def _read_qwen2(data: Json) -> dict[str, Any]:
+def _read_qwen2(data: Json) -> JsonObject:
     window = data.get("sliding_window") if data.get("use_sliding_window") else None
     fields = {**_read(data), "attention_bias": "qkv"}
     local = data["num_hidden_layers"] - data.get("max_window_layers", data["num_hidden_layers"])
@@ -78,19 +77,19 @@ def _read_qwen2(data: Json) -> dict[str, Any]:
     return {**fields, "layer_kinds": kinds, "layer_pattern": f"{before}local"}
 
 
-def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
+def _write_qwen2(config: TransformerConfig) -> JsonObject:
     return {**_write(config), "use_sliding_window": False, "sliding_window": None}
 
 
-def _read_qwen3(data: Json) -> dict[str, Any]:
+def _read_qwen3(data: Json) -> JsonObject:
     return {**_read_windowed({"use_sliding_window": False, **data}), "qk_norm": "head"}
 
 
-def _read_mixtral(data: Json) -> dict[str, Any]:
+def _read_mixtral(data: Json) -> JsonObject:
     return {**_read_windowed(data), **read_entries(_MIXTRAL, data)}
 
 
-def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
+def _write_mixtral(config: TransformerConfig) -> JsonObject:
     return {
         **_write(config),
         "sliding_window": config.sliding_window,
@@ -107,7 +106,7 @@ def _mixtral_tensors(layer: LayerConfig, d_model: int, data: Json) -> dict[str, 
     return tensors
 
 
-def _read_qwen3_moe(data: Json) -> dict[str, Any]:
+def _read_qwen3_moe(data: Json) -> JsonObject:
     fields = {
         **_read_qwen3(data),
         "n_experts": data.get("num_local_experts") or data["num_experts"],
@@ -124,7 +123,7 @@ def _read_qwen3_moe(data: Json) -> dict[str, Any]:
     return {**fields, "layer_kinds": kinds, "layer_pattern": spell_pattern(order)}
 
 
-def _write_qwen3_moe(config: TransformerConfig) -> dict[str, Any]:
+def _write_qwen3_moe(config: TransformerConfig) -> JsonObject:
     dense = [n for n, (_, layer) in enumerate(config.layers()) if not layer.n_experts]
     return {
         **_write_windowed(config),
@@ -136,11 +135,11 @@ def _write_qwen3_moe(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _read_phi3(data: Json) -> dict[str, Any]:
+def _read_phi3(data: Json) -> JsonObject:
     return {**_read_windowed(data), **read_rope(data)}
 
 
-def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
+def _write_phi3(config: TransformerConfig) -> JsonObject:
     scaling = config.rope_scaling
     original = config.max_seq_len if scaling is None else scaling.original_max_seq_len
     return {
@@ -166,7 +165,7 @@ def _phi3_tensors(layer: LayerConfig, d_model: int, data: Json) -> dict[str, Ten
     return tensors | side_by_side("mlp.gate_up_proj.weight", paths, layer.d_ff, transposed=True)
 
 
-def _read_llama4(data: Json) -> dict[str, Any]:
+def _read_llama4(data: Json) -> JsonObject:
     count = data["num_hidden_layers"]
     rotated = data.get("no_rope_layers") or [
         (number + 1) % data.get("no_rope_layer_interval", 4) for number in range(count)
@@ -177,10 +176,10 @@ def _read_llama4(data: Json) -> dict[str, Any]:
         ("" if number in moe_layers else "dense_") + ("chunked" if rotated[number] else "global")
         for number in range(count)
     ]
-    chunked: dict[str, Any] = {"attention_chunk": data.get("attention_chunk_size", 8192)}
+    chunked: JsonObject = {"attention_chunk": data.get("attention_chunk_size", 8192)}
     if data.get("use_qk_norm", True):
         chunked["qk_norm"] = "after_rope"
-    unrotated: dict[str, Any] = {"positions": "none"}
+    unrotated: JsonObject = {"positions": "none"}
     if data.get("attn_temperature_tuning", True):
         unrotated["temperature_scale"] = data.get("attn_scale", 0.1)
         unrotated["temperature_floor"] = int(data.get("floor_scale", 8192))
@@ -210,7 +209,7 @@ def _read_llama4(data: Json) -> dict[str, Any]:
     }
 
 
-def _write_llama4(config: TransformerConfig) -> dict[str, Any]:
+def _write_llama4(config: TransformerConfig) -> JsonObject:
     order = config.layer_order
     chunked = next((config.kinds[kind] for kind in order if kind in _CHUNKED), config)
     unrotated = next((config.kinds[kind] for kind in order if kind not in _CHUNKED), config)

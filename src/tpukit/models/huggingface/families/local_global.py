@@ -1,9 +1,8 @@
 """Families with local and global layers: Gemma 2 to 4, OLMo 2 and 3, GPT-OSS."""
 
-from typing import Any
-
 import numpy as np
 
+from ....plain_data import JsonObject
 from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ...transformer.layer_pattern import spell_pattern
@@ -57,7 +56,7 @@ def _kinds(data: Json, *, every: int) -> list[str]:
     return ["local" if (number + 1) % step else "global" for number in range(count)]
 
 
-def _write_kinds(config: TransformerConfig) -> dict[str, Any]:
+def _write_kinds(config: TransformerConfig) -> JsonObject:
     local = config.kinds.get("local")
     return {
         "sliding_window": None if local is None else local.sliding_window,
@@ -65,7 +64,7 @@ def _write_kinds(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _write_ropes(config: TransformerConfig) -> dict[str, Any]:
+def _write_ropes(config: TransformerConfig) -> JsonObject:
     """Return `rope_parameters` by layer type."""
     return {
         layer_type: write_rope(config.kinds[kind])
@@ -74,7 +73,7 @@ def _write_ropes(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _read_gemma(data: Json) -> dict[str, Any]:
+def _read_gemma(data: Json) -> JsonObject:
     width = data.get("query_pre_attn_scalar", 256)
     return {
         **read_entries(_GEMMA, data),
@@ -86,7 +85,7 @@ def _read_gemma(data: Json) -> dict[str, Any]:
     }
 
 
-def _write_gemma(config: TransformerConfig) -> dict[str, Any]:
+def _write_gemma(config: TransformerConfig) -> JsonObject:
     width = config.head_dim if config.attention_scale is None else config.attention_scale**-2
     return {
         "hidden_activation": write_activation(config.activation),
@@ -96,17 +95,17 @@ def _write_gemma(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _read_gemma2(data: Json) -> dict[str, Any]:
+def _read_gemma2(data: Json) -> JsonObject:
     kinds = {"local": {"sliding_window": data.get("sliding_window", 4096)}, "global": {}}
     pattern = spell_pattern(_kinds(data, every=2))
     return {**_read_gemma(data), **read_rope(data), "layer_kinds": kinds, "layer_pattern": pattern}
 
 
-def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
+def _write_gemma2(config: TransformerConfig) -> JsonObject:
     return {**_write_gemma(config), "rope_parameters": write_rope(config)}
 
 
-def _read_gemma3(data: Json) -> dict[str, Any]:
+def _read_gemma3(data: Json) -> JsonObject:
     if data.get("rope_parameters"):
         rope = read_rope(data, "full_attention")
         local = read_rope(data, "sliding_attention")
@@ -123,11 +122,11 @@ def _read_gemma3(data: Json) -> dict[str, Any]:
     }
 
 
-def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+def _write_gemma3(config: TransformerConfig) -> JsonObject:
     return {**_write_gemma(config), "rope_parameters": _write_ropes(config)}
 
 
-def _read_gemma4(data: Json) -> dict[str, Any]:
+def _read_gemma4(data: Json) -> JsonObject:
     order = kinds_by_type(data, _KINDS, default="sliding_attention")
     local = {**read_rope(data, "sliding_attention"), "sliding_window": data["sliding_window"]}
     kinds = {"local": local, "global": _gemma4_global(data, order)}
@@ -156,7 +155,7 @@ def _read_gemma4(data: Json) -> dict[str, Any]:
     return fields
 
 
-def _gemma4_global(data: Json, order: list[str]) -> dict[str, Any]:
+def _gemma4_global(data: Json, order: list[str]) -> JsonObject:
     """Return the fields of global layers, which files give by layer number or in own entries."""
     fields = {**read_rope(data, "full_attention")}
     listed = data.get("per_layer_config") or {}
@@ -169,7 +168,7 @@ def _gemma4_global(data: Json, order: list[str]) -> dict[str, Any]:
     return fields | ({"keys_as_values": True} if data.get("attention_k_eq_v") else {})
 
 
-def _write_gemma4(config: TransformerConfig) -> dict[str, Any]:
+def _write_gemma4(config: TransformerConfig) -> JsonObject:
     own = {reader: kind for kind, reader in _READERS.items()}
     order = [own.get(kind, kind) for kind in config.layer_order]
     local = config.kinds.get("local", config)
@@ -212,15 +211,15 @@ def _gemma4_tensors(layer: LayerConfig, d_model: int, data: Json) -> dict[str, T
     }
 
 
-def _read_olmo2(data: Json) -> dict[str, Any]:
+def _read_olmo2(data: Json) -> JsonObject:
     return {**_OLMO_NORMS, **read_rope(data)}
 
 
-def _write_olmo2(config: TransformerConfig) -> dict[str, Any]:
+def _write_olmo2(config: TransformerConfig) -> JsonObject:
     return {"rope_parameters": write_rope(config)}
 
 
-def _read_olmo3(data: Json) -> dict[str, Any]:
+def _read_olmo3(data: Json) -> JsonObject:
     full = read_rope(data, "full_attention")
     # Files of transformers 4 have one entry for all layers, which applies to global layers only.
     separate = "sliding_attention" in (data.get("rope_parameters") or {})
@@ -234,11 +233,11 @@ def _read_olmo3(data: Json) -> dict[str, Any]:
     }
 
 
-def _write_olmo3(config: TransformerConfig) -> dict[str, Any]:
+def _write_olmo3(config: TransformerConfig) -> JsonObject:
     return {"rope_parameters": _write_ropes(config), **_write_kinds(config)}
 
 
-def _read_gpt_oss(data: Json) -> dict[str, Any]:
+def _read_gpt_oss(data: Json) -> JsonObject:
     kinds = kinds_by_type(data, _KINDS, default="full_attention")
     if not data.get("layer_types"):
         kinds = ["global" if number % 2 else "local" for number in range(len(kinds))]
@@ -255,7 +254,7 @@ def _read_gpt_oss(data: Json) -> dict[str, Any]:
     }
 
 
-def _write_gpt_oss(config: TransformerConfig) -> dict[str, Any]:
+def _write_gpt_oss(config: TransformerConfig) -> JsonObject:
     return {
         "rope_parameters": write_rope(config),
         **write_entries(_GPT_OSS, config),

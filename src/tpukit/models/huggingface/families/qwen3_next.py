@@ -1,7 +1,6 @@
 """Qwen3-Next: three gated delta layers per gated attention layer, all with experts."""
 
-from typing import Any
-
+from ....plain_data import JsonObject
 from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ...transformer.layer_pattern import spell_pattern
@@ -38,7 +37,7 @@ _EXPERTS: Table = (
 )
 
 
-def _read(data: Json) -> dict[str, Any]:
+def _read(data: Json) -> JsonObject:
     kinds = kinds_by_type(data, _KINDS, default="full_attention")
     if not data.get("layer_types"):
         step = data.get("full_attention_interval", 4)
@@ -56,7 +55,7 @@ def _read(data: Json) -> dict[str, Any]:
     }
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
+def _write(config: TransformerConfig) -> JsonObject:
     delta = next((layer.delta for _, layer in config.layers() if layer.delta), None)
     if delta is None:
         return {}

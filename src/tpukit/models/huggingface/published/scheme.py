@@ -1,15 +1,15 @@
 """Quantized checkpoint formats: their settings, the protocol of a format, and a decoded weight."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ....errors import TPUModelError
+from ....plain_data import JsonMapping
 
 EXACT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
@@ -103,7 +103,7 @@ def _within(numbers: np.ndarray, end: int) -> bool:
     return bool(((numbers >= 0) & (numbers < end)).all())
 
 
-Json = Mapping[str, Any]
+Json = JsonMapping
 Activations = Literal["bfloat16", "int8", "float8_e4m3fn"]
 WORD_BITS = 32
 # Formats of scales.
