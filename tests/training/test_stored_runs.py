@@ -18,6 +18,7 @@ from tpukit.observe.runs import Run
 from tpukit.records import read_metrics
 from tpukit.records.mirror import RunMirror
 from tpukit.runtime.object_store import ObjectStore, open_files
+from tpukit.training.trained_model import checkpoints_of, existing_path, find_run
 
 WORKER = Path(__file__).with_name("trainer_worker.py")
 STEPS = 24
@@ -104,6 +105,11 @@ def test_a_run_at_an_address_is_written_and_read(table_trainer, tokens, tmp_path
     assert run.summary().reason == "done"
     assert run.summary().path == address
     assert run.goodput().attempts == 1
+    assert "done at step 4" in [*run.log()][-1]
+    copy, step = find_run(existing_path(f"{address}/checkpoints/2"))
+    assert (copy, step) == (run.path.resolve(), 2)
+    assert find_run(existing_path(address))[0] == run.path
+    assert checkpoints_of(copy) == f"{address}/checkpoints"
     names = {path.name for path in run.path.iterdir() if not path.name.startswith(".")}
     there = {path.name for path in (tmp_path / "local").iterdir()}
     assert names == there - {"run.lock"}

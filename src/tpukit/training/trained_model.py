@@ -1,6 +1,7 @@
 """Trained models, loaded from a run, a Hugging Face folder, a quantized one, or peft adapters."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,9 +178,11 @@ def existing_path(source: str | Path) -> Path:
         TPUValidationError: The path does not exist.
     """
     if is_address(source):
-        run, _, rest = str(source).rstrip("/").partition(f"/{CHECKPOINTS_FOLDER}")
-        folder = readable(run)
-        return folder / CHECKPOINTS_FOLDER / rest.strip("/") if run != str(source) else folder
+        address = str(source).rstrip("/")
+        inside = re.search(rf"/{CHECKPOINTS_FOLDER}(/\d+)?$", address, re.ASCII)
+        if inside is None:
+            return readable(address)
+        return readable(address[: inside.start()]) / inside[0].strip("/")
     path = Path(source).expanduser()
     if not os.path.exists(path):  # Path.exists() raises for a name that is too long
         siblings = [entry.name for entry in path.parent.glob("*")]
