@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tpukit.errors import TPUStorageError, TPUValidationError
+from tpukit.observe.dashboard.library import Library
 from tpukit.records import upload as upload_module
 from tpukit.records.metrics import MetricsFile, read_metrics
 from tpukit.records.mirror import RunMirror, address_of, readable
@@ -198,6 +199,7 @@ def test_a_folder_of_runs_is_readable(store, written, tmp_path, monkeypatch):
     folder = readable(store.address)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"one", "two"}
     assert address_of(folder / "one") == f"{store.address}/one"
+    assert {*Library([folder]).runs()} == {"one", "two"}, "the dashboard's list"
     assert (readable(f"{store.address}/two") / "run.json").read_text() == '"two"'
     with pytest.raises(TPUValidationError, match=r"contains no run \(run\.json is missing"):
         readable(f"{store.address}/three")

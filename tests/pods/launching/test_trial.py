@@ -15,7 +15,7 @@ from tpukit.job.job import Job
 from tpukit.job.reading import read_job
 from tpukit.pods import Store
 from tpukit.pods.launching.bundle import make_bundle
-from tpukit.pods.launching.launch import prepare_launch
+from tpukit.pods.launching.launch import _notes, _with_paths, prepare_launch
 from tpukit.pods.launching.trial import refuse_untrainable
 
 GOOD = {
@@ -81,6 +81,13 @@ def test_an_address_that_cannot_be_a_run_directory_is_refused_at_once(here, addr
         assert said in str(found.exception)
     with pytest.raises(ConfigError, match="expected a local path or a gs:// address"):
         read_job(write(here, {"train": {"checkpoint_dir": "s3://bucket/run"}}))
+
+
+def test_a_launch_on_this_machine_keeps_an_address(here):
+    job = read_job(write(here, {"train": {"run_dir": "gs://bucket/run"}}))
+    launched = _with_paths(job, "run", is_local=True)
+    assert launched.train.run_dir == "gs://bucket/run"
+    assert not _notes(launched, "gcp"), "its checkpoints are in the bucket, too"
 
 
 def test_a_check_says_what_would_be_trained_and_writes_nothing(here):
