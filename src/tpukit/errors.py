@@ -6,6 +6,7 @@
         │   ├── MissingExtraError     an optional part of tpukit is not installed
         │   └── PodUnavailable        the requested slice is not available, or was taken away
         ├── ProviderError             a pod provider cannot be reached, or denies access
+        │   └── ProviderSilent        it does not answer now; asking again may help
         ├── TPUDeviceError            a device is present but misbehaves
         ├── XLACompilationError       the compiler refused the program
         ├── XLARuntimeError           the compiled program failed while running
@@ -74,6 +75,10 @@ class PodUnavailable(TPUNotAvailableError):
 
 class ProviderError(TPUBackendError):
     """A pod provider cannot be reached, or denies access; nothing was created."""
+
+
+class ProviderSilent(ProviderError):
+    """A pod provider does not answer now, so the same request may succeed later."""
 
 
 class TPUDeviceError(TPUBackendError):

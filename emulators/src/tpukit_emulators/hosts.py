@@ -115,6 +115,10 @@ class EmulatedHosts:
         host.serving = self._run(self._serve(host))
         return address
 
+    def let_in(self, name: str, ssh_keys: str) -> None:
+        """Let further users log in, as Google's guest agent does some time after the start."""
+        self._hosts[name].keys.update(_read_keys(ssh_keys))
+
     @property
     def host_key(self) -> tuple[str, str]:
         """The key that every host shows: its type, and the rest."""

@@ -74,6 +74,7 @@ class MachineRehearsal(Generic[API]):
             "endpoint": self.api.endpoint,
             "credentials_file": str(self.api.owner.key_file),
             "ssh_config": str(self.hosts.ssh_config),
+            "connect_timeout_seconds": 20.0,  # emulated hosts boot at once
             "python": "python3",  # the interpreter that runs the emulator
         }
 

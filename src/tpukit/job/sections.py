@@ -335,6 +335,37 @@ class LaunchSettings(CloudSettings):
     queue_timeout_seconds: Seconds = Field(
         default=3600.0, description="how long one zone may keep the job waiting"
     )
+    api_timeout_seconds: Seconds = Field(
+        default=600.0,
+        description="how long the provider's API may be silent before the run ends; it goes on "
+        "asking until then",
+    )
+    request_timeout_seconds: Seconds = Field(
+        default=4.0, description="time limit of one call of the provider's API (gcp, gce)"
+    )
+    connect_timeout_seconds: Seconds = Field(
+        default=600.0,
+        description="how long a host may refuse ssh, for example while it boots (gcp, gce, ssh)",
+    )
+    network_timeout_seconds: Seconds = Field(
+        default=600.0,
+        description="how long the network to a host may be lost before its connection ends "
+        "(gcp, gce, ssh)",
+    )
+    heartbeat_seconds: Count = Field(
+        default=10, description="silence after which jax takes another process for lost"
+    )
+    first_step_timeout_seconds: Seconds = Field(
+        default=1800.0, description="time limit of set-up, compilation and the first step"
+    )
+    step_timeout_seconds: Seconds = Field(
+        default=300.0,
+        description="time limit of later steps, after which the job counts as hung; evaluations "
+        "and saves have first_step_timeout_seconds",
+    )
+    save_timeout_seconds: Seconds = Field(
+        default=30.0, description="time to save and end for a job that is told to stop"
+    )
     max_restarts: Index = Field(
         default=10, description="failures to recover from; preemptions do not count"
     )

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ..records.names import (
     TOKENS_RATE,
 )
 from ..records.reporting import report_step
+from ..runtime.long_work import report_long_work
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .debugging import explained
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 logger = logging.getLogger(__name__)
+LONG_WORK_S = 1800.0  # for an evaluation or a save, if steps have a time limit
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class TrainingLoop:
         if self.evaluator is None or self._evaluated_at == self.step:
             return
         self._evaluated_at = self.step
-        with self.session.ledger.doing("evaluate"):
+        with self.session.ledger.doing("evaluate"), self._long_work("evaluation"):
             evaluation = self.evaluator.run(self.state, step=self.step)
         self.evaluations.append(evaluation)
         self._write({"step": self.step, "eval_loss": evaluation.loss, "time": time.time()})
@@ -273,9 +275,23 @@ class TrainingLoop:
         if self.saver is None or self.step in (0, self.saver.saved_step):
             return
         began = time.perf_counter()
-        with self.session.ledger.doing("checkpoint"):
+        with self.session.ledger.doing("checkpoint"), self._long_work("save"):
             self.saver.save(self.step, self.state, **self._positions())
         self._checkpoint_s = time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def _long_work(self, name: str) -> Generator[None]:
+        """Tell the supervisor and the watchdog about work that is no step."""
+        reports = jax.process_index() == 0
+        if reports:
+            report_long_work(name)
+        limit_s = self.session.settings.hang_timeout_s or 0.0
+        with contextlib.ExitStack() as stack:
+            if self.watchdog is not None:
+                stack.enter_context(self.watchdog.allow(max(LONG_WORK_S, limit_s)))
+            yield
+        if reports:
+            report_long_work("")
 
     def _positions(self) -> dict[str, Any]:
         """Return the positions of data stream and loss guard, for a checkpoint."""
@@ -287,7 +303,7 @@ class TrainingLoop:
         if reason != "preempted" and self.losses:
             self._evaluate()
         if self.saver is not None and self.step:
-            with self.session.ledger.doing("checkpoint"):
+            with self.session.ledger.doing("checkpoint"), self._long_work("save"):
                 self.saver.finish(
                     self.step,
                     self.state,

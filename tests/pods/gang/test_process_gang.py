@@ -158,3 +158,23 @@ def test_lines_without_end_and_bars_do_not_block(start):
     # All but what the bar was written over: at most one read and one line of the longest.
     assert sum(len(line.text) for line in lines if line.host == "job-a1-0") >= 65_536
     assert Line("job-a1-1", " 20%") in events
+
+
+def test_an_evaluation_is_not_a_hang(start):
+    text = f"{REPORT}from tpukit.runtime.long_work import report_long_work\nif rank == 0:\n"
+    gang = start(
+        f"{text}    report_step(1)\n    report_long_work('evaluation')\n    time.sleep(4)",
+        step_s=1.0,
+    )
+    events = follow(gang)
+    assert ending(events).cause is Cause.DONE
+    assert not [event for event in events if isinstance(event, Line)]
+
+
+def test_work_without_a_report_is_a_hang(start):
+    gang = start(
+        f"{REPORT}from tpukit.runtime.long_work import report_long_work\n"
+        "report_step(1)\nreport_long_work('save')\nreport_long_work('')\ntime.sleep(600)",
+        step_s=1.0,
+    )
+    assert ending(follow(gang)).cause is Cause.HUNG

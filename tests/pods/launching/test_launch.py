@@ -259,7 +259,7 @@ def test_names_stay_the_same_as_long_as_the_job_does(here, store):
 
 
 def test_what_to_know_is_said_before(here, store):
-    write_job(here, provider="ssh", hosts=["a", "b"])
+    write_job(here, provider="ssh", hosts=["a", "b"], python="python3")
     lines = []
     ready = prepare_launch("job.yaml", name="run", state=store, progress=lines.append)
     assert isinstance(ready, Launch)

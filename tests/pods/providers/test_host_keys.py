@@ -12,7 +12,6 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.protocol import Ended
-from tpukit.pods.providers.ssh import transport
 from tpukit_emulators.compute_api.rehearsal import ComputeEngineRehearsal
 from tpukit_emulators.holding import Zone
 from tpukit_emulators.hosts import EmulatedHosts
@@ -26,7 +25,6 @@ CONFIG = PodConfig(tpu_type="v6e-16", zones=(ZONE,))
 @pytest.fixture(params=["gcp", "gce"])
 def provider(request, tmp_path, authority, monkeypatch):
     monkeypatch.setenv("TPUKIT_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(transport, "CONNECT_TRIES", 1)
     zones = {ZONE: Zone({"v6e": 64})}
     if request.param == "gcp":
         with cloud_tpu(tmp_path, authority, zones) as cloud:

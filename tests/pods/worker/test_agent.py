@@ -46,7 +46,7 @@ def begin(order, *, command=None):
     )
     process.stdin.write(order.to_line())
     process.stdin.flush()
-    if order.files and not order.shares_files:
+    if not order.shares_files:
         wanted = read_wanted(process.stderr.readline().decode())
         for digest in wanted:
             process.stdin.write(order.files[digest].path.read_bytes())

@@ -13,6 +13,7 @@ from typing import IO
 
 from ...records.reporting import VARIABLE as PROGRESS
 from ...records.reporting import WANTED, read_report
+from ...runtime.long_work import read_long_work
 from ..causes import Cause, Ending
 from ..pod import Host
 from ..providers.protocol import Command, Ended, GangEvent, Line, StepCompleted
@@ -68,11 +69,18 @@ class Member:
     Attributes:
         rank: Process id in the job.
         code: Exit code, once the process has ended.
+        has_answered: Whether the agent has answered the order, so that its host was reached.
         last_words: Last line of its standard error.
     """
 
     def __init__(self, rank: int, host: Host, process: WorkerProcess) -> None:
-        self.rank, self.host, self.process = rank, host, process
+        self.rank, self.host = rank, host
+        self.has_answered = False
+        self.connect(process)
+
+    def connect(self, process: WorkerProcess) -> None:
+        """Use a new process, instead of one that could not connect."""
+        self.process = process
         self._offered: dict[str, OrderFile] = {}
         self.code: int | None = None
         self.last_words = ""
@@ -94,17 +102,17 @@ class Member:
 
     def send_order(self, order: Order) -> None:
         """Queue an order, and offer its files."""
-        self._offered = {} if order.shares_files else order.files
+        self._offered, self.has_answered = order.files, order.shares_files
         self.send(order.to_line())
 
     def send_wanted(self, digests: Sequence[str]) -> bool:
         """Queue the files that the worker asked for; it can ask only once, before its command."""
-        if not self._offered:
+        if self.has_answered:
             return False
+        self.has_answered = True
         for digest in digests:
             with self._offered[digest].path.open("rb") as file:
                 self.send(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self._offered = {}
         return True
 
     @property
@@ -177,6 +185,7 @@ class Member:
 
 POLL_S = 0.05  # largest delay until an exit is noticed; output is noticed at once
 ECHO_S = 0.5  # time to wait for the exit that may have caused this one
+RETRY_S = 2.0  # pause before a host that refused a connection is tried again
 KILL_S = 2.0  # time for an agent to end its processes before it is killed
 
 
@@ -202,6 +211,7 @@ class ProcessGang:
         self._failed_at: float | None = None
         self._stop_by: float | None = None
         self._seen_step = False
+        self._is_busy = False  # with an evaluation or a save, which take longer than a step
         bundle = None if command.bundle is None else OrderFile.of(command.bundle)
         coordinator = transport.coordinator(self._hosts)
         try:
@@ -210,22 +220,31 @@ class ProcessGang:
         except BaseException:
             self.close()
             raise
-        for member in self._members:
-            order = Order(
+        self._orders = [
+            Order(
                 argv=command.argv,
                 environment=process_environment(
-                    self._hosts, member.rank, command, coordinator=coordinator, attempt=attempt
+                    self._hosts, rank, command, coordinator=coordinator, attempt=attempt
                 ),
-                folder=transport.folder(member.host),
+                folder=transport.folder(host),
                 bundle=bundle,
                 python=command.python,
                 setup=command.setup,
                 shares_files=transport.shares_files,
             )
-            member.send_order(order)
-            for stream in member.streams():
-                self._selector.register(stream, selectors.EVENT_READ, member)
+            for rank, host in enumerate(self._hosts)
+        ]
+        for member in self._members:
+            self._begin(member)
         self._progressed_at = time.monotonic()
+        self._connect_by = self._progressed_at + transport.connect_s
+        self._retries: dict[int, float] = {}
+
+    def _begin(self, member: Member) -> None:
+        """Send a member its order, and listen to it."""
+        member.send_order(self._orders[member.rank])
+        for stream in member.streams():
+            self._selector.register(stream, selectors.EVENT_READ, member)
 
     @property
     def hosts(self) -> Sequence[Host]:
@@ -277,8 +296,33 @@ class ProcessGang:
             code = member.process.poll()
             if code is not None:
                 self._read(member, member.streams())
-                member.code = code
+                if not self._connects_again(member, code):
+                    member.code = code
         self._decide()
+
+    def _connects_again(self, member: Member, code: int) -> bool:
+        """Return whether a host that could not be reached is tried again, now or soon.
+
+        A new host refuses connections, and its user may not exist yet, until it has booted.
+        """
+        now = time.monotonic()
+        if (
+            member.has_answered
+            or code != self._transport.unreachable_code
+            or now > self._connect_by
+            or self._stop_by is not None
+            or not self._transport.is_worth_retrying(member.last_words)
+        ):
+            return False
+        if now >= self._retries.setdefault(member.rank, now + RETRY_S):
+            del self._retries[member.rank]
+            for stream in (member.process.stdin, *member.streams()):
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(stream)  # pyright: ignore[reportArgumentType]
+            member.close()
+            member.connect(self._transport.start(member.host))
+            self._begin(member)
+        return True
 
     def _wait_for_inboxes(self) -> None:
         registered = self._selector.get_map()
@@ -300,12 +344,16 @@ class ProcessGang:
         wanted = read_wanted(text)
         if wanted is not None and member.send_wanted(wanted):
             return
+        work = read_long_work(text)
+        if work is not None:
+            self._progressed_at, self._is_busy = time.monotonic(), bool(work)
+            return
         report = read_report(text)
         if report is None:
             if text != READY:
                 self._events.append(Line(member.host.name, text))
             return
-        self._progressed_at = time.monotonic()
+        self._progressed_at, self._is_busy = time.monotonic(), False
         if report.stopped:
             self._stopped_early = report.stopped
         else:
@@ -334,7 +382,8 @@ class ProcessGang:
             self._end(Ending(Cause.HUNG, evidence=f"no report of {first}step for {limit_s:g} s"))
 
     def _limit_s(self) -> float | None:
-        return self._command.step_s if self._seen_step else self._command.first_step_s
+        is_step = self._seen_step and not self._is_busy
+        return self._command.step_s if is_step else self._command.first_step_s
 
     def _judged(self) -> Ending:
         ending = judge(

@@ -84,9 +84,11 @@ class Transport(Protocol):
 
     Attributes:
         shares_files: Whether hosts can open this machine's files.
+        connect_s: How long a host may refuse connections.
     """
 
     shares_files: bool
+    connect_s: float
 
     @property
     def unreachable_code(self) -> int | None:
@@ -95,6 +97,10 @@ class Transport(Protocol):
 
     def start(self, host: Host) -> WorkerProcess:
         """Start an agent that waits for its order; do not wait for the agent."""
+        ...
+
+    def is_worth_retrying(self, last_words: str) -> bool:
+        """Return whether a host that refused a connection may accept one later."""
         ...
 
     def folder(self, host: Host) -> str:

@@ -250,6 +250,9 @@ class Launch(Shown):
             bundle=self.folder / BUNDLE,
             python=None if self.packages is None else self.packages.order(self.folder),
             setup=launch.setup,
+            heartbeat_s=launch.heartbeat_seconds,
+            first_step_s=launch.first_step_timeout_seconds,
+            step_s=launch.step_timeout_seconds,
         )
 
     def _policy(self) -> Policy:

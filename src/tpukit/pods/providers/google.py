@@ -41,10 +41,8 @@ HOST_KEYS = "hostkeys/"
 """Guest attributes in which Google's guest agent publishes a host's ssh keys."""
 
 
-PATIENCE_S = 4.0
-"""Time limit of one request with all its retries, so that errors are raised within 5 s."""
 RETRIED_S = 2.0
-"""How long calls without an answer are repeated."""
+"""How long calls without an answer are repeated; supervisors repeat them for longer."""
 API_ERRORS = (
     exceptions.GoogleAPICallError,
     auth_exceptions.GoogleAuthError,
@@ -100,12 +98,14 @@ class GoogleProject(ABC):
 
         Args:
             call: Takes its time limit in seconds.
-            deadline: Deadline by `time.monotonic()`; by default `PATIENCE_S` from now.
+            deadline: Deadline by `time.monotonic()`; by default the job's
+                `launch.request_timeout_seconds` from now.
 
         Raises:
             ProviderError: No answer came, or the credentials were rejected.
         """
-        deadline = time.monotonic() + PATIENCE_S if deadline is None else deadline
+        if deadline is None:
+            deadline = time.monotonic() + self.launch.request_timeout_seconds
         left_s = max(0.0, deadline - time.monotonic())
         retry = Retry(
             self.is_silence, initial=0.2, multiplier=2, maximum=1, timeout=min(RETRIED_S, left_s)

@@ -28,7 +28,7 @@ class Policy:
         auto_restart: Whether to continue after an eviction.
         max_host_faults: Consecutive failures of one host after which its pod is released.
         patience_s: How long all zones may lack capacity before the job ends.
-        outage_s: How long the provider may not answer while a job runs.
+        outage_s: How long the provider may not answer.
         poll_s: Seconds between two queries of a pod.
         grace_s: Time for processes to save when they are told to stop.
     """
@@ -45,7 +45,11 @@ class Policy:
     @classmethod
     def of(cls, launch: LaunchSettings) -> "Policy":
         """Make the policy of a job's `launch:` section."""
-        return cls(max_restarts=launch.max_restarts)
+        return cls(
+            max_restarts=launch.max_restarts,
+            outage_s=launch.api_timeout_seconds,
+            grace_s=launch.save_timeout_seconds,
+        )
 
     def why_stop(self, attempts: Sequence[Attempt]) -> str | None:
         """Return why not to start again after these attempts, or None."""
@@ -84,7 +88,10 @@ class Policy:
                 continue
             in_a_row = in_a_row + 1 if ending.host == before else 1
             before = ending.host
-            often = in_a_row >= self.max_host_faults and ending.cause not in _BLAMELESS
+            # A host that made steps can be reached; its connection broke for another reason.
+            was_reached = ending.cause is Cause.UNREACHABLE and attempt.last_step is not None
+            is_blameless = was_reached or ending.cause in _BLAMELESS
+            often = in_a_row >= self.max_host_faults and not is_blameless
             if ending.host and (often or ending.cause is Cause.DIRTY_HOST):
                 bad[ending.host] = None
         return tuple(bad)

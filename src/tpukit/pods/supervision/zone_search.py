@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from ...errors import PodUnavailable, ProviderError
+from ...errors import PodUnavailable, ProviderError, ProviderSilent
 from ..causes import Cause, Ending, Kind
 from ..config import PodConfig
 from ..pod import Pod, PodState, Tier
@@ -14,6 +15,7 @@ from ..providers.protocol import Command, Provider
 from .journal import PodAsked, PodReady, PodRefused, PodReleased, SupervisionEvent
 from .policy import LONGEST_PAUSE_S, Policy
 
+T = TypeVar("T")
 SOON_S = 0.1
 """First pause after a request; later pauses grow."""
 
@@ -105,26 +107,47 @@ class ZoneSearch:
                 than `Policy.outage_s`.
             Stopped: A stop was requested.
         """
-        deadline = time.monotonic() + (math.inf if self._is_patient else self._policy.outage_s)
-        pause_s = SOON_S
-        while True:
-            try:
-                return self._provider.get(pod.name, zone=pod.zone)
-            except ProviderError:
-                if time.monotonic() + pause_s > deadline:
-                    raise
-            self._pause(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        return self._repeated(
+            lambda: self._provider.get(pod.name, zone=pod.zone),
+            only=ProviderError,
+            limit_s=math.inf if self._is_patient else self._policy.outage_s,
+        )
 
     def release(self, pod: Pod) -> None:
         """Delete a pod."""
         self._provider.delete(pod.name, zone=pod.zone)
         self._tell(PodReleased(pod))
 
+    def _repeated(
+        self, call: Callable[[], T], *, only: type[ProviderError], limit_s: float
+    ) -> T:
+        """Repeat an idempotent call while the provider does not answer.
+
+        Args:
+            call: The call.
+            only: Errors after which it is repeated.
+            limit_s: Seconds after which the error is raised.
+        """
+        deadline = time.monotonic() + limit_s
+        pause_s = SOON_S
+        while True:
+            try:
+                return call()
+            except only:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
     def _ask(self, name: str, config: PodConfig, command: Command) -> Pod | Ending:
         """Request a pod in one zone; return it when ready, or why there is none."""
         try:
-            pod = self._provider.create(name, config, command=command)
+            # The name makes a second request find the first one's pod.
+            pod = self._repeated(
+                lambda: self._provider.create(name, config, command=command),
+                only=ProviderSilent,
+                limit_s=self._policy.outage_s,
+            )
         except PodUnavailable as refused:
             return Ending(Cause(refused.cause), evidence=str(refused))
         return self.wait_ready(pod, math.inf if self._is_patient else config.queue_timeout_s)

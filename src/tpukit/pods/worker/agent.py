@@ -30,6 +30,8 @@ from typing import Any
 DIRTY_HOST, SETUP_FAILED, NOT_STARTED = 202, 203, 204  # as in tpukit.exit_codes
 SIGNALLED = 128
 LOCK = "/tmp/libtpu_lockfile"  # libtpu's lock file, which a killed process leaves behind
+RELEASE_S = 30.0  # time for a killed process to give the TPU back
+AGENT_MARK = ".tpukit-agent"
 DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 SETUP_MARK = ".tpukit-setup"
 ENVIRONMENT_MARK = ".tpukit-environment"
@@ -126,9 +128,11 @@ def main(arguments: list[str]) -> int:
     running: list[subprocess.Popen[bytes]] = [] if spare is None else [spare]
     try:
         order = json.loads(inbox.next_line())
+        if not order["shares_files"]:
+            replace_agent(order)
         if order["environment"].get("JAX_PLATFORMS") != "cpu":
             remove_stale_lock()
-            refuse_dirty_host()
+            refuse_dirty_host(wait_s=RELEASE_S)
         files = receive_files(order, inbox)
         folder = prepare_folder(order, files)
         environment = {**os.environ, **order["environment"]}
@@ -225,7 +229,7 @@ def receive_files(order: dict[str, Any], inbox: Inbox) -> dict[str, str]:
     cache = os.path.join(os.path.expanduser(order["cache"]), "files")
     paths = {file["digest"]: file["path"] for file in order["files"]}
     sent = {file["digest"]: file["bytes"] for file in order["files"] if not file["path"]}
-    if not sent:
+    if order["shares_files"]:
         return paths
     try:
         os.makedirs(cache, mode=0o700, exist_ok=True)
@@ -344,9 +348,59 @@ def remove_stale_lock(lock: str = LOCK) -> None:
             os.unlink(lock)
 
 
-def refuse_dirty_host(patterns: tuple[str, ...] = DEVICES) -> None:
-    """Refuse a host whose TPU another process uses, because the command would hang or abort."""
+def replace_agent(order: dict[str, Any]) -> None:
+    """End the agent that has an earlier order for the same folder, and what it started.
+
+    Its connection may have broken without the host noticing, so it would go on for hours.
+    """
+    folder = os.path.abspath(os.path.expanduser(order["folder"]))
+    mark = os.path.join(folder, AGENT_MARK)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open(mark, encoding="utf-8") as file:
+            earlier = json.load(file)
+        if earlier["began"] == began(earlier["pid"]):
+            sys.stderr.write(f"worker: ending process {earlier['pid']} of a lost connection\n")
+            for child in children(earlier["pid"]):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child, signal.SIGKILL)
+            os.kill(earlier["pid"], signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        with open(mark, "w", encoding="utf-8") as file:
+            json.dump({"pid": os.getpid(), "began": began(os.getpid())}, file)
+
+
+def began(pid: int) -> str:
+    """Return when a process began, in ticks since the machine's start; "" if there is none."""
+    return _status(pid)[19] if _status(pid) else ""
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, each the leader of a group."""
+    others = (int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*"))
+    return [other for other in others if _status(other)[1:2] == [str(pid)]]
+
+
+def _status(pid: int) -> list[str]:
+    """Return the fields of a process's status from its state on; empty if there is no process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def refuse_dirty_host(patterns: tuple[str, ...] = DEVICES, *, wait_s: float = 0.0) -> None:
+    """Refuse a host whose TPU another process uses, because the command would hang or abort.
+
+    Args:
+        patterns: Paths of the devices.
+        wait_s: Time for a process that was just killed to release them.
+    """
     devices = [path for pattern in patterns for path in glob.glob(pattern)]
+    deadline = time.monotonic() + wait_s
+    while holders(devices) and time.monotonic() < deadline:
+        time.sleep(0.2)
     for pid, path in holders(devices).items():
         raise OrderRefused(
             DIRTY_HOST, f"{path} is in use by process {pid}, which does not belong to this job"

@@ -115,6 +115,7 @@ class Order:
             "environment": dict(self.environment),
             "folder": self.folder,
             "cache": CACHE,
+            "shares_files": self.shares_files,
             "files": [
                 {
                     "digest": file.digest,

@@ -10,7 +10,7 @@ import pytest
 from google.auth import jwt
 from google.cloud import tpu_v2
 
-from tpukit.errors import ConfigError, PodUnavailable, ProviderError
+from tpukit.errors import ConfigError, PodUnavailable, ProviderError, ProviderSilent
 from tpukit.job.sections import ChipLimit
 from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
@@ -331,12 +331,12 @@ class TestErrors:
         with pytest.raises(ProviderError, match="does not answer"):
             provider.create("nobody-a1", V6E)
 
-    def test_somebody_who_never_answers(self, cloud, launch, monkeypatch):
-        monkeypatch.setattr("tpukit.pods.providers.google.PATIENCE_S", 0.5)
+    def test_somebody_who_never_answers(self, cloud, launch):
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            update = {"endpoint": f"localhost:{silent.getsockname()[1]}"}
+            endpoint = f"localhost:{silent.getsockname()[1]}"
+            update = {"endpoint": endpoint, "request_timeout_seconds": 0.5}
             provider = CloudTPUProvider(launch.model_copy(update=update))
-            with pytest.raises(ProviderError, match="does not answer"):
+            with pytest.raises(ProviderSilent, match="does not answer"):
                 provider.get("silent-a1", zone="us-east5-b")
 
     def test_an_outage_that_ends_is_not_seen(self, cloud, provider):

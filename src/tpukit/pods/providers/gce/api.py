@@ -18,7 +18,14 @@ from google.api_core import exceptions
 from google.auth import exceptions as auth_exceptions
 from google.cloud import compute_v1
 
-from ....errors import CommunicationTimeout, ConfigError, PodUnavailable, ProviderError, TPUError
+from ....errors import (
+    CommunicationTimeout,
+    ConfigError,
+    PodUnavailable,
+    ProviderError,
+    ProviderSilent,
+    TPUError,
+)
 from ....job.sections import LaunchSettings
 from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
@@ -78,7 +85,7 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
             f"expired, or this machine's clock is wrong; {WAY_OUT}."
         )
     if is_silence(error):
-        return ProviderError(
+        return ProviderSilent(
             f"The Compute Engine API at {endpoint} does not answer ({_silence(error, text)}); "
             "check the network, a proxy, or launch.endpoint."
         )

@@ -299,6 +299,8 @@ class ComputeEngineProvider:
             known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
             told_hosts=learn_hosts(pod, lambda host: self._api.host_keys(host, zone=pod.zone)),
             config=self._launch.ssh_config,
+            connect_s=self._launch.connect_timeout_seconds,
+            silent_s=self._launch.network_timeout_seconds,
         )
         return ProcessGang(pod.hosts, command, transport, attempt=attempt)
 

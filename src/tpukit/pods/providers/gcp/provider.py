@@ -17,7 +17,7 @@ from ....runtime.doctor.finding import DoctorFinding
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Host, Pod
-from ..google import PATIENCE_S, UnknownZone, not_offered
+from ..google import UnknownZone, not_offered
 from ..protocol import Capabilities, Command, Gang, check_terms
 from ..ssh.transport import SSHTransport, forget_hosts, known_hosts, learn_hosts, own_key
 from .api import PAGE, CloudTPU
@@ -287,6 +287,8 @@ class CloudTPUProvider:
             known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
             told_hosts=learn_hosts(pod, lambda host: self._api.host_keys(host, zone=pod.zone)),
             config=self._launch.ssh_config,
+            connect_s=self._launch.connect_timeout_seconds,
+            silent_s=self._launch.network_timeout_seconds,
         )
 
     def preflight(self, config: PodConfig) -> "list[DoctorFinding]":
@@ -325,7 +327,7 @@ class CloudTPUProvider:
         After a lost reply the call is repeated with the same request id. If that id belongs to a
         pod deleted since, nothing is created, and another id is used.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._launch.request_timeout_seconds
         for attempt_key in (key, str(uuid.uuid4())):
             try:
                 is_under_way = self._send(full_name, request, attempt_key, deadline)

@@ -8,7 +8,14 @@ from google.api_core import exceptions
 from google.auth import exceptions as auth_exceptions
 from google.cloud import tpu_v2
 
-from ....errors import ConfigError, PodUnavailable, ProviderError, SliceError, TPUError
+from ....errors import (
+    ConfigError,
+    PodUnavailable,
+    ProviderError,
+    ProviderSilent,
+    SliceError,
+    TPUError,
+)
 from ....hardware import Slice
 from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
@@ -66,7 +73,7 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
         case exceptions.ServiceUnavailable() if _NO_TOKEN in message:
             return _no_token(error, source)
         case _ if isinstance(error, exceptions.GoogleAPICallError) and is_silence(error):
-            return ProviderError(
+            return ProviderSilent(
                 f"The Cloud TPU API at {endpoint} does not answer ({_first_line(message)}); check "
                 "the network, a proxy, or launch.endpoint."
             )

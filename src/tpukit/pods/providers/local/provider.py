@@ -122,6 +122,7 @@ class LocalTransport:
     """
 
     shares_files = True
+    connect_s = 0.0
     unreachable_code = None
 
     def __init__(self, files: Path | None, spares: SparePool | None) -> None:
@@ -133,6 +134,10 @@ class LocalTransport:
         spare = None if self._spares is None else self._spares.take()
         self.agents.append(spare or start_agent())
         return self.agents[-1]
+
+    def is_worth_retrying(self, last_words: str) -> bool:
+        """Return False: a process of this machine that cannot be started never can."""
+        return False
 
     def folder(self, host: Host) -> str:
         """Return the folder in which a bundle is unpacked and the command runs."""

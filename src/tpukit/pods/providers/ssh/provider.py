@@ -140,7 +140,13 @@ class SSHProvider:
         return self._transport(pod.name).login(host)
 
     def _transport(self, pod: str) -> SSHTransport:
-        return SSHTransport(pod, user=self._launch.ssh_user, config=self._launch.ssh_config)
+        return SSHTransport(
+            pod,
+            user=self._launch.ssh_user,
+            config=self._launch.ssh_config,
+            connect_s=self._launch.connect_timeout_seconds,
+            silent_s=self._launch.network_timeout_seconds,
+        )
 
     def _refuse(self, config: PodConfig) -> None:
         for zone in config.zones:

@@ -1,6 +1,7 @@
 """Start workers with the system's ssh, so that its configuration, agents and proxies apply."""
 
 import logging
+import math
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -122,12 +123,12 @@ def _make(folder: Path) -> None:
                 raise
 
 
-CONNECT_S = 5
-CONNECT_TRIES = 6
-"""A host that has just started refuses connections for a while."""
-ALIVE_S, ALIVE_MISSES = 5, 3
-"""A silent host is detected after the product of both, in seconds."""
+CONNECT_S = 10
+ALIVE_S = 15
+"""Seconds between two questions whether a host still answers."""
+WAIT_S = 600.0
 TRY_S = 10.0
+REFUSED_KEY = "Host key verification failed"
 HOME = "~/tpukit"
 
 
@@ -142,6 +143,8 @@ class SSHTransport:
         told_hosts: File with the keys of all hosts by name, from a trusted source, used instead of
             `known_hosts`. Other keys are refused.
         config: ssh configuration file to use instead of the user's.
+        connect_s: How long a host may refuse connections, for example while it boots.
+        silent_s: How long a connection outlives a lost network.
 
     Attributes:
         agents: The connections started so far.
@@ -159,10 +162,12 @@ class SSHTransport:
         known_hosts: Path | None = None,
         told_hosts: Path | None = None,
         config: str | None = None,
+        connect_s: float = WAIT_S,
+        silent_s: float = WAIT_S,
     ) -> None:
-        self._folder = folder
+        self._folder, self.connect_s = folder, connect_s
         self._names_hosts = told_hosts is not None
-        self._options = _options(user, key_file, known_hosts, told_hosts, config)
+        self._options = _options(user, key_file, known_hosts, told_hosts, config, silent_s)
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: Host) -> WorkerProcess:
@@ -179,8 +184,7 @@ class SSHTransport:
 
     def try_host(self, host: Host) -> str | None:
         """Log in and look for Python; return an error message, or None."""
-        # For ssh, the first value of an option applies.
-        argv = ["ssh", "-o", "ConnectionAttempts=1", *self._to(host)]
+        argv = ["ssh", *self._to(host)]
         try:
             tried = subprocess.run(
                 [*argv, "python3 -V"],
@@ -217,6 +221,10 @@ class SSHTransport:
 
     def _to(self, host: Host) -> list[str]:
         return [*self._options_for(host), *_destination(host.address)]
+
+    def is_worth_retrying(self, last_words: str) -> bool:
+        """Return whether a host may accept a connection later; one with a wrong key never does."""
+        return REFUSED_KEY not in last_words
 
     def folder(self, host: Host) -> str:
         """Return the host's folder in which a bundle is unpacked and the command runs."""
@@ -258,13 +266,14 @@ def _options(
     known_hosts: Path | None,
     told_hosts: Path | None,
     config: str | None,
+    silent_s: float,
 ) -> list[str]:
     options = {
         "BatchMode": "yes",  # never prompt, because no person is there to answer
         "ConnectTimeout": str(CONNECT_S),
-        "ConnectionAttempts": str(CONNECT_TRIES),
         "ServerAliveInterval": str(ALIVE_S),
-        "ServerAliveCountMax": str(ALIVE_MISSES),
+        "ServerAliveCountMax": str(max(1, math.ceil(silent_s / ALIVE_S))),
+        "TCPKeepAlive": "no",  # it would end the connection when a route is lost for a moment
         "LogLevel": "ERROR",
         # A shared connection would outlive this one, and so would its worker.
         "ControlMaster": "no",
