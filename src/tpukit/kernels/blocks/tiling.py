@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -262,9 +262,29 @@ def _cut(result: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
     return result[tuple(slice(size) for size in wanted.shape)]
 
 
-# A block of memory in a kernel, read by indexing and written by assignment. jax's own class
-# leaves the types of its elements open.
-Ref: TypeAlias = Any
+class Ref(Protocol):
+    """A block of memory in a kernel, read by indexing and written by assignment."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
+        ...
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of the elements."""
+        ...
+
+    @property
+    def at(self) -> Any:
+        """Parts of the block, as references of their own."""
+        ...
+
+    def __getitem__(self, index: Any) -> jax.Array: ...
+
+    def __setitem__(self, index: Any, value: jax.typing.ArrayLike) -> None: ...
+
+
 # True is the plain interpreter; the parameters belong to the one that finds races.
 Interpret: TypeAlias = bool | pltpu.InterpretParams
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ...blocks.tiling import Interpret, Ref, round_up
+from ...blocks.tiling import Interpret, round_up
 from .problem import (
     LANES,
     LOG2_E,
@@ -161,7 +161,7 @@ def pull_back(
 
 
 def _kernel(
-    *refs: Ref,
+    *refs: Any,
     problem: Problem,
     blocks: FlashBlocks,
     q_steps: int,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ...blocks.tiling import Interpret, Ref, round_up
+from ...blocks.tiling import Interpret, round_up
 from .problem import (
     LANES,
     LOG2_E,
@@ -164,7 +164,7 @@ def attend(
     return out, lse[:, :, 0, : visibility.q_len] if with_lse else None
 
 
-def _kernel(*refs: Ref, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
+def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
     table = refs[0] if sparse else None
     q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, sinks, out, lse, *scratch = refs[
         int(sparse) :
