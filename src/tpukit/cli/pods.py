@@ -222,7 +222,9 @@ def attach(
     ] = None,
     provider: Annotated[str, typer.Option(help="Which cluster runs it.")] = "gke",
     namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace.")] = None,
-    context: Annotated[str | None, typer.Option(help="Kubeconfig context.")] = None,
+    context: Annotated[
+        str | None, typer.Option("--kube-context", help="Kubeconfig context.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Follow a job that its cluster runs, whichever machine launched it; Ctrl-C leaves it alone."""
