@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,41 @@ def test_hosts_that_cannot_have_it_are_refused_in_one_sentence(host):
     assert code == ExitCode.SETUP_INTERRUPTED
     assert "but 3.99 is needed, and uv could not download it" in errors.splitlines()[-1]
     assert not host.folders
+
+
+@pytest.mark.slow
+def test_a_host_with_too_old_a_python_gets_one_from_uv(host, tmp_path):
+    """As on images with Python 3.10; uv's list of downloads is a file here, not GitHub's."""
+    left_out = ("__pycache__", "site-packages", "test", "share")
+
+    def keep(entry):
+        return None if entry.name.split("/")[-1] in left_out else entry
+
+    archive = tmp_path / "python.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(sys.base_prefix, "python", filter=keep)
+    major, minor, patch = sys.version_info[:3]
+    download = {
+        "name": "cpython",
+        "arch": {"family": "x86_64", "variant": None},
+        "os": "linux",
+        "libc": "gnu",
+        "major": major,
+        "minor": minor,
+        "patch": patch,
+        "prerelease": "",
+        "url": archive.as_uri(),
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "variant": None,
+        "build": "20260101",
+    }
+    name = f"cpython-{major}.{minor}.{patch}-linux-x86_64-gnu"
+    (tmp_path / "none.json").write_text(json.dumps({name: download}))
+    host.variables["PATH"] = str(tmp_path / "nothing")
+    code, errors = host.make()
+    assert code == 0, errors
+    assert "is installed here, so uv downloads one" in errors
+    assert f"{host.home}/.local/share/uv/python" in errors.splitlines()[-1]
 
 
 def test_pip_s_settings_become_uv_s(tmp_path, monkeypatch):
