@@ -403,7 +403,7 @@ class LaunchSettings(CloudSettings):
     hosts: tuple[str, ...] = Field(default=(), description="hosts of your own (provider ssh)")
     namespace: str = Field(default="default", description="Kubernetes namespace")
     context: str | None = Field(default=None, description="kubeconfig context (gke)")
-    api_timeout_seconds: Seconds = Field(
+    cluster_timeout_seconds: Seconds = Field(
         default=60.0,
         description="how long a request to the cluster may take, with its credential plugin, "
         "webhooks and retries after 429 and 503 (gke)",

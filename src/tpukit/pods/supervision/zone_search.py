@@ -118,9 +118,7 @@ class ZoneSearch:
         self._provider.delete(pod.name, zone=pod.zone)
         self._tell(PodReleased(pod))
 
-    def _repeated(
-        self, call: Callable[[], T], *, only: type[ProviderError], limit_s: float
-    ) -> T:
+    def _repeated(self, call: Callable[[], T], *, only: type[ProviderError], limit_s: float) -> T:
         """Repeat an idempotent call while the provider does not answer.
 
         Args:

@@ -182,7 +182,7 @@ def test_the_jobset_takes_its_parts_along(emulator, provider):
 
 
 def test_a_lost_reply_with_nothing_done_leaves_nothing(emulator, launch):
-    provider = GKEProvider(launch.model_copy(update={"api_timeout_seconds": 1.0}))
+    provider = GKEProvider(launch.model_copy(update={"cluster_timeout_seconds": 1.0}))
     emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets", times=None))
     with pytest.raises(ProviderError, match="cannot answer now"):
         provider.create("gem-a1", CONFIG, command=Command(argv=("x",), environment={"T": "s"}))
@@ -204,8 +204,8 @@ def test_a_plugin_that_never_answers_is_named(emulator, launch, monkeypatch, tmp
     version = "client.authentication.k8s.io/v1beta1"
     command = {"apiVersion": version, "command": str(plugin), "interactiveMode": "Never"}
     monkeypatch.setenv("KUBECONFIG", str(emulator.write_kubeconfig("slow", {"exec": command})))
-    hasty = launch.model_copy(update={"api_timeout_seconds": 0.5})
-    with pytest.raises(ProviderError, match=r"within 0.5 s.*api_timeout_seconds"):
+    hasty = launch.model_copy(update={"cluster_timeout_seconds": 0.5})
+    with pytest.raises(ProviderError, match=r"within 0.5 s.*cluster_timeout_seconds"):
         GKEProvider(hasty).list()
 
 

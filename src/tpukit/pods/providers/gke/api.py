@@ -134,7 +134,7 @@ class ClusterApi:
     def __init__(self, launch: LaunchSettings) -> None:
         self.namespace = launch.namespace
         self._context, self._endpoint = launch.context, launch.endpoint
-        self.timeout_s = launch.api_timeout_seconds
+        self.timeout_s = launch.cluster_timeout_seconds
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
         self._kueue: str | None = None
@@ -383,7 +383,7 @@ class ClusterApi:
             raise ProviderError(
                 f"The kubeconfig's plugin for credentials did not answer within {self.timeout_s:g} "
                 "s; run gke-gcloud-auth-plugin by hand to see why, or raise "
-                "launch.api_timeout_seconds."
+                "launch.cluster_timeout_seconds."
             )
         if failures:
             raise NoKubeconfig(
