@@ -182,7 +182,7 @@ def test_the_jobset_takes_its_parts_along(emulator, provider):
 
 
 def test_a_lost_reply_with_nothing_done_leaves_nothing(emulator, launch):
-    provider = GKEProvider(launch.model_copy(update={"cluster_timeout_seconds": 1.0}))
+    provider = GKEProvider(launch.model_copy(update={"cluster_timeout_seconds": 5.0}))
     emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets", times=None))
     with pytest.raises(ProviderError, match="cannot answer now"):
         provider.create("gem-a1", CONFIG, command=Command(argv=("x",), environment={"T": "s"}))

@@ -81,12 +81,14 @@ class GKEProvider:
                 jobset = self._make(self.plan(name, config, command))
                 return jobset if isinstance(jobset, Pod) else read_pod(jobset, (), None)
             except Unanswered:
+                is_late = time.monotonic() + pause_s > began + self._api.timeout_s
                 # The call may have taken effect, and then the pod exists. Otherwise it is repeated.
-                if there := self.get(name, zone=""):
-                    return there
-                if time.monotonic() + pause_s > began + self._api.timeout_s:
-                    with suppress(ProviderError):
+                with suppress(ProviderError):
+                    if there := self.get(name, zone=""):
+                        return there
+                    if is_late:
                         self._remove_parts(name)
+                if is_late:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
