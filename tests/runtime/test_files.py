@@ -138,9 +138,11 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 
 def test_nobody_else_replaces_files():
     found = []
-    shim = SOURCE / "capturing" / "shim"  # runs in users' processes and imports nothing of ours
+    # These run in users' processes and on hosts without tpukit, so they import nothing of ours.
+    alone = [SOURCE / "capturing" / "shim"]
+    alone += [SOURCE / "pods" / "worker" / name for name in ("agent.py", "environment.py")]
     for path in SOURCE.rglob("*.py"):
-        if path.is_relative_to(shim):
+        if any(path.is_relative_to(place) for place in alone):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

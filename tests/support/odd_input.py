@@ -35,6 +35,7 @@ RIGHT = {
     "mcp": [],
     "plan": ["tiny", "--tokens", "1e9", "--on", "v6e-4", "--no-verify"],
     "pods cost": [],
+    "pods attach": ["run"],
     "pods down": ["run"],
     "pods forget": ["run"],
     "pods emulate": [],

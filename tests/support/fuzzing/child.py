@@ -148,5 +148,6 @@ def main(words):
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
+    support = Path(__file__).parents[1]
+    sys.path[:1] = [str(support), str(support.parents[1] / "benchmarks")]
     main(sys.argv[1:])
